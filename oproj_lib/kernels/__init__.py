@@ -1,0 +1,9 @@
+"""Device code in CuTe DSL, and the rules that say which builds exist.
+
+configuration   which producers exist: one frozen dataclass with all validity rules (no CuTe DSL needed)
+primitives      one function per PTX instruction the kernels use
+transport       where a published chunk goes: multicast or unicast
+producer        the mma.sync projection kernel
+"""
+
+from __future__ import annotations

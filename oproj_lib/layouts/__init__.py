@@ -1,0 +1,14 @@
+"""Where every byte goes, in plain integer arithmetic.
+
+The functions here use only ``+ - * // %`` on whole numbers. The CuTe DSL kernels call them with traced 32-bit
+integers, the notebooks and the pictures call them with Python ``int`` (or NumPy integer arrays), so a drawing of a
+layout is a drawing of what the kernel does.
+
+fragments       registers of one lane: which weight row and which K column they hold, the K permutation
+shared_memory   staged weight units, padded x rows, padded partial tiles, the two ring buffers
+schedule        8-token tiles, tiles per group, groups
+publish         which thread sends which 16-byte chunk
+banks           bank conflicts of a warp-wide shared-memory access
+"""
+
+from __future__ import annotations

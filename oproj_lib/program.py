@@ -1,0 +1,361 @@
+"""Program: a compiled kernel with all that a launch needs, whatever runs it, and its cache on disk.
+
+    producer object + target  --build_producer-->  Program  --> virtual GPU (its PTX) or a real one (its cubin)
+
+A cache entry is a directory named by a SHA-256 over what the result depends on: the source files of kernels and layouts, the
+configuration, the target, the shapes, and the versions of compiler and Python (which write the source columns into the PTX).
+It holds ``program.json``, ``kernel.ptx`` and ``kernel.cubin``; the JSON carries the files' hashes, and an entry that does not match is
+rebuilt with a warning. Entries appear by rename, so processes may share a cache. Nothing is unpickled.
+
+The PTX names its source files relative to the directory that holds the package (``oproj_lib/kernels/producer.py``), so an entry made
+in one checkout is right in another; ``source_path`` finds the file. The cubin keeps the absolute paths of the machine that compiled it;
+only profilers read those.
+
+Reading a cached Program needs neither CuTe DSL nor a GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oproj_lib.problem import CTAS, N
+
+if TYPE_CHECKING:
+    from oproj_lib.kernels.producer import OprojProducer
+
+TARGETS = ("sm_90a", "sm_100a")
+COMPILER_PACKAGE = "nvidia-cutlass-dsl"
+CACHE_VARIABLE = "OPROJ_CACHE"
+DEFAULT_CACHE = "default"
+CACHE_FORMAT = 1
+PACKAGE = Path(__file__).resolve().parent
+
+_METADATA, _PTX, _CUBIN = "program.json", "kernel.ptx", "kernel.cubin"
+_compiling = threading.Lock()  # CuTe DSL keeps global state while it traces
+
+
+class CorruptEntryError(ValueError):
+    """A cache entry does not hold what its metadata says."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One kernel parameter, in launch order.
+
+    kind: "tensor" (a device pointer, 8 bytes), "address" (a 64-bit address as a number) or "scalar". shape is () unless a tensor.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled kernel: PTX, cubin, and how to launch it. Sizes in bytes, grid and block in blocks and threads."""
+
+    name: str
+    target: str
+    entry: str
+    ptx: str
+    cubin: bytes
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    dynamic_shared_bytes: int
+    parameters: tuple[Parameter, ...]
+    pdl: bool
+    compiler: str
+    key: str
+    config: dict[str, int | str]
+
+    def save(self, directory: Path) -> None:
+        """Write the entry's three files into an existing, empty directory."""
+        fields = asdict(self)
+        ptx, cubin = fields.pop("ptx").encode(), fields.pop("cubin")
+        fields["format"] = CACHE_FORMAT
+        fields["sha256"] = {_PTX: _sha256(ptx), _CUBIN: _sha256(cubin)}
+        (directory / _PTX).write_bytes(ptx)
+        (directory / _CUBIN).write_bytes(cubin)
+        (directory / _METADATA).write_text(
+            json.dumps(fields, indent=1, sort_keys=True) + "\n", encoding="utf-8"
+        )
+
+    @staticmethod
+    def load(directory: Path) -> Program:
+        """Read an entry.
+
+        Raises FileNotFoundError where there is none, CorruptEntryError (a ValueError) where hashes, fields or files do not fit.
+        """
+        if not directory.is_dir():
+            raise FileNotFoundError(f"no program at {directory}")
+        try:
+            fields = json.loads((directory / _METADATA).read_text(encoding="utf-8"))
+            if fields.pop("format") != CACHE_FORMAT:
+                raise CorruptEntryError(f"{directory}: written by another version of this package")
+            contents = {name: (directory / name).read_bytes() for name in (_PTX, _CUBIN)}
+            for name, expected in fields.pop("sha256").items():
+                if _sha256(contents[name]) != expected:
+                    raise CorruptEntryError(
+                        f"{directory / name} is not the file that was written: its SHA-256 differs"
+                    )
+            for name in ("grid", "block", "cluster"):
+                fields[name] = tuple(fields[name])
+            fields["parameters"] = tuple(
+                Parameter(**{**p, "shape": tuple(p["shape"])}) for p in fields["parameters"]
+            )
+            return Program(ptx=contents[_PTX].decode(), cubin=contents[_CUBIN], **fields)
+        except CorruptEntryError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptEntryError(f"{directory} is not a complete program: {error!r}") from error
+
+
+def check_target(target: str) -> str:
+    """``target`` itself. Raises ValueError, naming the choices, for an unknown one."""
+    if target not in TARGETS:
+        raise ValueError(f"target = {target!r}: choose from {TARGETS}")
+    return target
+
+
+def source_path(name: str) -> Path:
+    """The file that a ``.file`` line of a Program's PTX names."""
+    return PACKAGE.parent / name
+
+
+def cache_directory() -> Path:
+    """$OPROJ_CACHE, or the platform's cache directory: $XDG_CACHE_HOME/oproj_lib, by default ~/.cache/oproj_lib."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oproj_lib"
+
+
+def build_producer(
+    producer: OprojProducer,
+    *,
+    target: str,
+    batch: int,
+    mailbox_slots: int,
+    mailbox_tokens: int,
+    cache: Path | str | None = DEFAULT_CACHE,
+) -> Program:
+    """Compile the split kernel of ``producer`` for x [batch, k] and a mailbox [mailbox_slots, mailbox_tokens, 7168], or find it cached.
+
+    cache: a directory, "default" (see ``cache_directory``), or None to compile always.
+
+    Raises ValueError for an unknown target, a batch that does not fit, or a mailbox that cannot hold it; RuntimeError when CuTe DSL is
+    missing, or made something else than the object says.
+    """
+    check_target(target)
+    plan = producer.plan(batch)
+    check_mailbox(batch, mailbox_slots, mailbox_tokens)
+    config: dict[str, int | str] = {
+        "engine": "producer",
+        **asdict(producer.config),
+        "transport": producer.transport.name,
+        "policy": producer.policy,
+        "batch": batch,
+        "mailbox_slots": mailbox_slots,
+        "mailbox_tokens": mailbox_tokens,
+    }
+    key = program_key(config, target)
+
+    def build() -> Program:
+        compiled = _compile(producer, target, batch, mailbox_slots, mailbox_tokens)
+        return _program(compiled, config, key, target, plan.shared_bytes)
+
+    if cache is None:
+        return build()
+    directory = cache_directory() if cache == DEFAULT_CACHE else Path(cache)
+    return _cached(directory / key[:2] / key, key, build)
+
+
+def check_mailbox(batch: int, slots: int, tokens: int) -> None:
+    """Raises ValueError unless a mailbox [slots, tokens, 7168] holds ``batch`` tokens and 32-bit element offsets reach its end."""
+    if slots < 1:
+        raise ValueError(f"mailbox_slots = {slots}: a mailbox has at least 1 slot")
+    if tokens < batch:
+        raise ValueError(
+            f"mailbox_tokens = {tokens} < batch = {batch}: a slot must hold every token of the batch"
+        )
+    if slots * tokens * N >= 2**31:
+        raise ValueError(
+            f"mailbox of {slots} slots * {tokens} tokens * {N} columns = {slots * tokens * N} elements: "
+            f"offsets are 32-bit, at most {2**31 - 1} elements"
+        )
+
+
+def program_key(config: dict[str, int | str], target: str) -> str:
+    """SHA-256 (hex) over all that a compiled program depends on."""
+    identity = {
+        "format": CACHE_FORMAT,
+        "sources": source_hashes(),
+        "config": config,
+        "target": target,
+        "compiler": compiler_version(),
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+    }
+    return _sha256(json.dumps(identity, sort_keys=True).encode())
+
+
+def source_hashes() -> dict[str, str]:
+    """SHA-256 of every file that the compiled code comes from, by its path in the package."""
+    files = [*PACKAGE.glob("kernels/*.py"), *PACKAGE.glob("layouts/*.py"), PACKAGE / "problem.py"]
+    return {file.relative_to(PACKAGE).as_posix(): _sha256(file.read_bytes()) for file in sorted(files)}
+
+
+def compiler_version() -> str:
+    """Name and version of the installed compiler. Raises RuntimeError where it is missing."""
+    try:
+        return f"{COMPILER_PACKAGE} {importlib.metadata.version(COMPILER_PACKAGE)}"
+    except importlib.metadata.PackageNotFoundError as error:
+        raise RuntimeError(f"compiling needs CuTe DSL: pip install '{COMPILER_PACKAGE}==4.8.*'") from error
+
+
+def _cached(entry: Path, key: str, build: Any) -> Program:
+    """The program in ``entry``; built, and put there, when it is absent or does not hold together."""
+    try:
+        program = Program.load(entry)
+        if program.key != key:
+            raise CorruptEntryError(f"{entry} holds the program {program.key}")
+        return program
+    except FileNotFoundError:
+        pass
+    except CorruptEntryError as error:
+        warnings.warn(f"rebuilding a cached program: {error}", RuntimeWarning, stacklevel=3)
+    program = build()
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=entry.parent, prefix=".new-") as scratch:
+        fresh, old = Path(scratch, "new"), Path(scratch, "old")
+        fresh.mkdir()
+        program.save(fresh)
+        while True:
+            try:
+                os.replace(fresh, entry)
+                return program
+            except OSError:
+                if not entry.exists():
+                    raise
+            try:  # someone else's entry, or the corrupt one: out of the way, the scratch directory goes with it
+                os.replace(entry, old)
+            except FileNotFoundError:
+                continue
+            shutil.rmtree(old)
+
+
+def _compile(producer: OprojProducer, target: str, batch: int, slots: int, tokens: int) -> Any:
+    """Run CuTe DSL on fake tensors: no GPU and no memory needed."""
+    compiler_version()
+    import cutlass.cute as cute
+    from cutlass import BFloat16, Int32, Int64
+    from cutlass.base_dsl.compiler import DumpDir
+    from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+    k = producer.config.k
+    x = make_fake_tensor(BFloat16, (batch, k), stride=(k, 1), assumed_align=16)
+    weight = make_fake_tensor(BFloat16, (N, k), stride=(k, 1), assumed_align=16)
+    mailbox = make_fake_tensor(BFloat16, (slots, tokens, N), stride=(tokens * N, N, 1), assumed_align=16)
+    with (
+        _compiling,
+        tempfile.TemporaryDirectory(prefix="oproj-") as scratch,
+    ):  # the DSL also writes its files there
+        options = (
+            cute.KeepPTX(),
+            cute.KeepCUBIN(),
+            cute.GPUArch(target),
+            cute.GenerateLineInfo(True),
+            DumpDir(scratch),
+        )
+        return cute.compile[options](producer, x, weight, mailbox, Int64(0), Int32(0), make_fake_stream())
+
+
+def _program(
+    compiled: Any, config: dict[str, int | str], key: str, target: str, shared_bytes: int
+) -> Program:
+    """Package what the compiler made. Raises RuntimeError where launch facts are not what the object says."""
+    from oproj_lib.kernels.configuration import THREADS
+
+    ptx = relative_sources(compiled.__ptx__)
+    entries = re.findall(r"\.entry\s+(\w+)", ptx)
+    if len(entries) != 1:
+        raise RuntimeError(f"the PTX has {len(entries)} entry points, expected one: {entries}")
+    launched, pdl = launch_facts(str(compiled.ir_module))
+    if launched != shared_bytes:
+        raise RuntimeError(
+            f"the launch asks for {launched} bytes of dynamic shared memory, the plan says {shared_bytes}"
+        )
+    k, batch = int(config["k"]), int(config["batch"])
+    mailbox = (int(config["mailbox_slots"]), int(config["mailbox_tokens"]), N)
+    return Program(
+        name=f"producer_k{k}_m{batch}_{target}",
+        target=target,
+        entry=entries[0],
+        ptx=ptx,
+        cubin=compiled.__cubin__,
+        grid=(CTAS, 1, 1),
+        block=(THREADS, 1, 1),
+        cluster=(1, 1, 1),
+        dynamic_shared_bytes=shared_bytes,
+        parameters=(
+            Parameter("x", "tensor", "bfloat16", (batch, k)),
+            Parameter("weight", "tensor", "bfloat16", (N, k)),
+            Parameter("mailbox", "tensor", "bfloat16", mailbox),
+            Parameter("mc", "address", "int64", ()),
+            Parameter("slot", "scalar", "int32", ()),
+        ),
+        pdl=pdl,
+        compiler=compiler_version(),
+        key=key,
+        config=config,
+    )
+
+
+def relative_sources(ptx: str) -> str:
+    """``.file`` lines of this package's files made relative to the directory that holds the package; others stay."""
+    root = re.escape(PACKAGE.parent.as_posix() + "/")
+    return re.sub(rf'^(\s*\.file\s+\d+\s+"){root}', r"\1", ptx, flags=re.MULTILINE)
+
+
+def launch_facts(module: str) -> tuple[int, bool]:
+    """(dynamic shared bytes, PDL attribute set) of the launch in CuTe DSL's lowered host code.
+
+    The host code fills a ``cudaLaunchConfig_t``: field 2 is ``dynamicSmemBytes``, and each attribute has its id stored in field 0;
+    id 6 is ``cudaLaunchAttributeProgrammaticStreamSerialization`` (CUDA Runtime API, cudaLaunchAttributeID).
+
+    Raises RuntimeError when the code does not have that form.
+    """
+    host = module[module.rfind("llvm.func @cutlass___call__") :]
+    constants = {
+        name: int(value)
+        for name, value in re.findall(r"(%\w+) = llvm\.mlir\.constant\((-?\d+) : i\d+\)", host)
+    }
+    config = r"struct<\(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32\)>"
+    attribute = r"struct<\(i32, array<4 x i8>, array<64 x i8>\)>"
+    shared = _stored(host, rf"\[0, 2\] : .*{config}", constants)
+    if len(shared) != 1:
+        raise RuntimeError(f"found {len(shared)} launch configurations in CuTe DSL's host code, expected one")
+    return shared[0], 6 in _stored(host, rf"\[0, 0\] : .*{attribute}", constants)
+
+
+def _stored(host: str, field: str, constants: dict[str, int]) -> list[int]:
+    """Constants stored through a ``getelementptr`` whose text matches ``field``."""
+    pattern = rf"(%\w+) = llvm\.getelementptr %\w+{field}\n\s*llvm\.store (%\w+), \1 "
+    return [constants[value] for _, value in re.findall(pattern, host) if value in constants]
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,694 @@
+"""Loads, stores, atomics, asynchronous copies and multicast stores (PTX ISA, "Data Movement and Conversion Instructions",
+"Parallel Synchronization: atom, red", "cp.async", "multimem"). Bounds and alignment are always checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .counting import count_sectors, count_wavefronts
+from .decode import Execute, Form, Op, opcode
+from .memory import LOCAL_BASE, MULTICAST_BASE, SHARED_BASE, WINDOW_SPAN, Buffer, MulticastWindow, Region
+from .ptx import TYPE_BYTES, Addr, Imm, Reg, Sym
+from .registers import DTYPES
+
+if TYPE_CHECKING:
+    from .launch import Lanes, Launch
+
+# Qualifiers that choose a cache level, an eviction priority, an order or a scope. They change when and how fast data moves,
+# never which bytes one thread reads or writes, except .nc (see build_ld) and the ones that order memory.
+CACHE = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc")
+EVICTION = tuple(
+    f"{level}::{rule}"
+    for level in ("L1", "L2")
+    for rule in ("evict_normal", "evict_unchanged", "evict_first", "evict_last", "no_allocate", "cache_hint", "64B", "128B", "256B")
+)
+ORDER = ("weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
+SCOPE = ("cta", "cluster", "gpu", "sys")
+SPACES = ("global", "shared", "shared::cta", "local", "const", "param", "param::entry")
+
+
+@dataclass
+class Piece:
+    """The part of an access that falls into one region: `which` selects lanes (None: all), `offsets` are bytes into it."""
+
+    region: Region
+    which: np.ndarray | None
+    offsets: np.ndarray
+
+
+def take_space(form: Form) -> str:
+    space = form.take(*SPACES)
+    if form.take("shared::cluster"):
+        raise form.unsupported("distributed shared memory (.shared::cluster) is not modelled")
+    if space == "param::entry":
+        return "param"
+    return space.removesuffix("::cta") if space else "generic"
+
+
+def take_hints(form: Form) -> bool:
+    """Consumes cache, eviction, order and scope qualifiers; says whether this access polls (volatile, relaxed, acquire)."""
+    ordered = False
+    while (mod := form.take(*CACHE, *EVICTION, *ORDER, *SCOPE)) is not None:
+        ordered |= mod in ("volatile", "relaxed", "acquire", "mmio")
+    return ordered
+
+
+def locate(launch: Launch, op: Op, lanes: Lanes, addresses: Any, size: int, space: str, verb: str) -> Iterator[Piece]:
+    """Splits an access by region. Lanes with a bad address are reported and left out."""
+    addresses = np.broadcast_to(np.asarray(addresses, np.int64), (lanes.count,))
+    if (addresses & (size - 1)).any():
+        bad = (addresses & (size - 1)) != 0
+        address = int(addresses[bad][0])
+        launch.found(
+            "misaligned",
+            f"{verb} of {size} bytes at {where(launch, space, address)}: not a multiple of {size}",
+            op,
+            lanes.threads()[bad],
+        )
+        yield from _located(launch, op, lanes, addresses, size, space, verb, np.flatnonzero(~bad))
+        return
+    yield from _located(launch, op, lanes, addresses, size, space, verb, None)
+
+
+def where(launch: Launch, space: str, address: int) -> str:
+    if space in ("shared", "local"):
+        return f"{space} byte {address} ({getattr(launch.memory, space + '_bytes')} bytes there)"
+    return launch.space.describe(address)
+
+
+def _located(
+    launch: Launch, op: Op, lanes: Lanes, addresses: np.ndarray, size: int, space: str, verb: str, which: np.ndarray | None
+) -> Iterator[Piece]:
+    picked = addresses if which is None else addresses[which]
+    if picked.size == 0:
+        return
+    if space in ("shared", "local"):
+        yield from _windowed(launch, op, lanes, picked, size, space, verb, which)
+        return
+    if space == "generic" and int(picked.max()) >= SHARED_BASE:
+        for name, base in (("shared", SHARED_BASE), ("local", LOCAL_BASE)):
+            inside = (picked >= base) & (picked < base + WINDOW_SPAN)
+            if inside.any():
+                part = np.flatnonzero(inside) if which is None else which[inside]
+                yield from _windowed(launch, op, lanes, picked[inside] - base, size, name, verb, part)
+        rest = picked < SHARED_BASE
+        if not rest.any():
+            return
+        which = np.flatnonzero(rest) if which is None else which[rest]
+        picked = picked[rest]
+    yield from _global(launch, op, lanes, picked, size, verb, which)
+
+
+def _windowed(
+    launch: Launch, op: Op, lanes: Lanes, offsets: np.ndarray, size: int, space: str, verb: str, which: np.ndarray | None
+) -> Iterator[Piece]:
+    memory = launch.memory
+    limit = memory.shared_bytes if space == "shared" else memory.local_bytes
+    bad = (offsets < 0) | (offsets + size > limit)
+    if bad.any():
+        threads = lanes.threads() if which is None else lanes.threads()[which]
+        launch.found(
+            "out of bounds", f"{verb} of {size} bytes at {where(launch, space, int(offsets[bad][0]))}", op, threads[bad]
+        )
+        good = np.flatnonzero(~bad)
+        which = good if which is None else which[good]
+        offsets = offsets[good]
+        if offsets.size == 0:
+            return
+    threads = lanes.threads() if which is None else lanes.threads()[which]
+    if space == "shared":
+        yield Piece(memory.shared, which, offsets + (threads // launch.threads_per_cta) * memory.shared_stride)
+    else:
+        yield Piece(memory.local, which, offsets + threads * memory.local_stride)
+
+
+def _global(
+    launch: Launch, op: Op, lanes: Lanes, addresses: np.ndarray, size: int, verb: str, which: np.ndarray | None
+) -> Iterator[Piece]:
+    low, high = int(addresses.min()), int(addresses.max())
+    item = launch.space.at(low)
+    if isinstance(item, Buffer) and high + size <= item.end:  # the common case: one allocation serves everybody
+        yield from _in_buffer(launch, op, lanes, item, addresses - item.address, size, verb, which)
+        return
+    starts = np.asarray(launch.space.starts, np.int64)
+    owner = np.searchsorted(starts, addresses, side="right") - 1
+    for index in np.unique(owner):
+        part = np.flatnonzero(owner == index)
+        selected = part if which is None else which[part]
+        item = launch.space.items[index] if index >= 0 else None
+        if isinstance(item, MulticastWindow) and int(addresses[part].min()) < item.end:
+            launch.found(
+                "wrong address space",
+                f"{verb} through {launch.space.describe(int(addresses[part][0]))}: only multimem instructions may",
+                op,
+                lanes.threads()[selected],
+            )
+            continue
+        inside = addresses[part] + size <= item.end if isinstance(item, Buffer) else np.zeros(part.size, bool)
+        if not inside.all():
+            first = int(addresses[part][~inside][0])
+            launch.found(
+                "out of bounds",
+                f"{verb} of {size} bytes at {launch.space.describe(first)}",
+                op,
+                lanes.threads()[selected[~inside]],
+            )
+        if isinstance(item, Buffer) and inside.any():
+            offsets = addresses[part][inside] - item.address
+            yield from _in_buffer(launch, op, lanes, item, offsets, size, verb, selected[inside])
+
+
+def _in_buffer(
+    launch: Launch, op: Op, lanes: Lanes, buffer: Buffer, offsets: np.ndarray, size: int, verb: str, which: np.ndarray | None
+) -> Iterator[Piece]:
+    if buffer.space == "const" and verb != "load":
+        threads = lanes.threads() if which is None else lanes.threads()[which]
+        launch.found("wrong address space", f"{verb} to constant memory ({buffer.name})", op, threads)
+        return
+    if buffer in launch.predecessor_writes and not launch.waited_for_predecessor.all():
+        threads = lanes.threads() if which is None else lanes.threads()[which]
+        early = ~launch.waited_for_predecessor[threads]
+        if early.any():
+            launch.found(
+                "too early",
+                f"{verb} of {buffer.name} before griddepcontrol.wait: the previous kernel may still be writing it",
+                op,
+                threads[early],
+            )
+    yield Piece(buffer, which, offsets)
+
+
+def count_access(launch: Launch, op: Op, lanes: Lanes, piece: Piece, size: int, *, write: bool) -> None:
+    """Adds one access to the counters."""
+    threads = lanes.threads() if piece.which is None else lanes.threads()[piece.which]
+    counters, line = launch.counters, launch.counters.line(op.instruction)
+    moved = size * threads.size
+    line.bytes += moved
+    if piece.region.space == "shared":
+        requests, wavefronts, ideal = count_wavefronts(threads, piece.offsets, size)
+        line.wavefronts += wavefronts
+        line.ideal_wavefronts += ideal
+        counters.shared_wavefronts += wavefronts
+        counters.bank_conflicts += wavefronts - ideal
+        if write:
+            counters.shared_store_bytes += moved
+        else:
+            counters.shared_load_bytes += moved
+    elif piece.region.space == "global":
+        requests, sectors = count_sectors(threads, piece.offsets, size)
+        line.sectors += sectors
+        counters.global_sectors += sectors
+        if write:
+            counters.global_store_bytes += moved
+        else:
+            counters.global_load_bytes += moved
+    else:
+        requests = np.unique(threads >> 5).size
+    line.executions += requests
+
+
+# -- ld, st -----------------------------------------------------------------------------------------------------------
+
+
+def vector_length(form: Form) -> int:
+    mod = form.take("v2", "v4", "v8")
+    return int(mod[1:]) if mod else 1
+
+
+def note_shared_size(form: Form, space: str, size: int) -> None:
+    """The finest shared-memory access decides how finely undefined data and races are tracked."""
+    if space in ("shared", "generic"):
+        form.decoder.smallest_shared = min(form.decoder.smallest_shared, size)
+
+
+@opcode("ld", "ldu")
+def build_ld(form: Form) -> Execute:
+    type_name = form.take_type()
+    count = vector_length(form)
+    space = take_space(form)
+    form.yields = take_hints(form)
+    operands = form.operands
+    form.finish(operands=(2, 3))  # a third operand is a cache policy
+    if len(operands) == 3:
+        form.read(operands[2], "b64")
+    if space == "param":
+        return load_parameter(form, type_name, count)
+    element = np.dtype(f"uint{8 * TYPE_BYTES[type_name]}")
+    size = element.itemsize * count
+    read_address = form.address(operands[1])
+    targets = form.vector(operands[0])
+    if len(targets) != count:
+        raise form.malformed(f"{count} elements into {len(targets)} registers")
+    writes = [form.write(target, type_name) for target in targets]
+    rows = [form.row(target, write=True) if isinstance(target, Reg) else None for target in targets]
+    space = resolve_space(form, operands[1], space)
+    note_shared_size(form, space, size)
+    form.tracks_poison = True
+    dtype = DTYPES[type_name]
+
+    def execute(launch: Launch, lanes: Lanes) -> None:
+        op = launch.op
+        addresses = read_address(launch, lanes.sel)
+        if launch.shadow is not None:
+            check_address(launch, op, lanes)
+        for piece in locate(launch, op, lanes, addresses, size, space, "load"):
+            part = lanes if piece.which is None else lanes.pick(piece.which)
+            values = piece.region.view(element, count)[piece.offsets // size]
+            for i, write in enumerate(writes):
+                write(launch, part.sel, np.ascontiguousarray(values[:, i]).view(dtype))
+            if launch.counting:
+                count_access(launch, op, lanes, piece, size, write=False)
+            if launch.shadow is not None:
+                track_load(launch, op, part, piece, size, rows)
+
+    return execute
+
+
+def resolve_space(form: Form, operand: Any, space: str) -> str:
+    """A generic access to a named variable is an access to that variable's space."""
+    if isinstance(operand, Addr) and isinstance(operand.base, Sym) and space == "generic":
+        return form.decoder.space_of(operand.base.name, form).replace("const", "global")
+    return "global" if space == "const" else space
+
+
+def track_load(launch: Launch, op: Op, lanes: Lanes, piece: Piece, size: int, rows: list[Any]) -> None:
+    shadow = launch.shadow
+    assert shadow is not None
+    if piece.region.space == "shared":
+        shadow.shared_access(op, lanes.threads(), piece.offsets, size, write=False)
+    each = size // len(rows)
+    poisoned = shadow.memory_origin(piece.region, piece.offsets, size) is not None
+    for i, row in enumerate(rows):
+        if row is not None:
+            origin = shadow.memory_origin(piece.region, piece.offsets + i * each, each) if poisoned else None
+            if origin is not None:  # remember which load brought it in, if memory itself was never written
+                blame = shadow.origin("memory that nobody wrote, loaded", op)
+                origin = np.where(origin == 1, np.uint16(blame), origin)
+            shadow.set(row, lanes, origin)
+
+
+def check_address(launch: Launch, op: Op, lanes: Lanes) -> None:
+    """An address computed from undefined data."""
+    shadow = launch.shadow
+    if shadow is None or not launch.regs.poison:
+        return
+    addressing = op.address_rows
+    origin = shadow.get(addressing, lanes)
+    if origin is not None:
+        shadow.report_use(op, lanes, origin, "this address")
+
+
+def load_parameter(form: Form, type_name: str, count: int) -> Execute:
+    operand = form.operands[1]
+    if not isinstance(operand, Addr) or not isinstance(operand.base, Sym):
+        raise form.unsupported("ld.param through a register")
+    name, offset = operand.base.name, operand.offset
+    form.decoder.space_of(name, form)
+    dtype = DTYPES[type_name]
+    targets = form.vector(form.operands[0])
+    writes = [form.write(target, type_name) for target in targets]
+
+    def execute(launch: Launch, lanes: Lanes) -> None:
+        start = launch.code.parameter_offsets[name] + offset
+        for i, write in enumerate(writes):
+            at = start + i * dtype.itemsize
+            write(launch, lanes.sel, np.frombuffer(launch.parameters, dtype, 1, at)[0])
+
+    return execute
+
+
+@opcode("st")
+def build_st(form: Form) -> Execute:
+    type_name = form.take_type()
+    count = vector_length(form)
+    space = take_space(form)
+    take_hints(form)
+    operands = form.operands
+    form.finish(operands=(2, 3))
+    if space in ("param", "const"):
+        raise form.malformed(f"st to .{space}")
+    element = np.dtype(f"uint{8 * TYPE_BYTES[type_name]}")
+    size = element.itemsize * count
+    sources = form.vector(operands[1])
+    if len(sources) != count:
+        raise form.malformed(f"{count} elements from {len(sources)} registers")
+    reads = [form.read(source, f"b{8 * element.itemsize}") for source in sources]
+    rows = [form.row(source) if isinstance(source, Reg) and source.name in form.decoder.entry.registers else None for source in sources]
+    read_address = form.address(operands[0])
+    space = resolve_space(form, operands[0], space)
+    note_shared_size(form, space, size)
+    form.tracks_poison = True
+
+    def execute(launch: Launch, lanes: Lanes) -> None:
+        op = launch.op
+        addresses = read_address(launch, lanes.sel)
+        if launch.shadow is not None:
+            check_address(launch, op, lanes)
+        values = np.empty((lanes.count, count), element)
+        for i, read in enumerate(reads):
+            values[:, i] = read(launch, lanes.sel)
+        for piece in locate(launch, op, lanes, addresses, size, space, "store"):
+            store_piece(launch, op, lanes, piece, values if piece.which is None else values[piece.which], rows)
+
+    return execute
+
+
+def store_piece(launch: Launch, op: Op, lanes: Lanes, piece: Piece, values: np.ndarray, rows: list[Any]) -> None:
+    """Writes values [lanes, count] into one region, with bookkeeping."""
+    element, count = values.dtype, values.shape[1]
+    size = element.itemsize * count
+    region = piece.region
+    region.view(element, count)[piece.offsets // size] = values
+    if region.written is not None:
+        region.written.reshape(-1)[: region.written.size // size * size].reshape(-1, size)[piece.offsets // size] = True
+    if launch.counting:
+        count_access(launch, op, lanes, piece, size, write=True)
+    if launch.shadow is None:
+        return
+    part = lanes if piece.which is None else lanes.pick(piece.which)
+    if region.space == "shared":
+        launch.shadow.shared_access(op, part.threads(), piece.offsets, size, write=True)
+    for i, row in enumerate(rows):
+        origin = launch.shadow.get((row,), part) if row is not None else None
+        if origin is not None and region.space == "global":
+            launch.shadow.report_use(op, part, origin, f"a value stored to {region.name}")
+        launch.shadow.set_memory_origin(region, piece.offsets + i * element.itemsize, element.itemsize, 0 if origin is None else origin)
+
+
+# -- atom, red --------------------------------------------------------------------------------------------------------
+
+
+def atomic_function(name: str, type_name: str) -> Any:
+    dtype = DTYPES[type_name]
+    table: dict[str, Any] = {
+        "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+        "exch": lambda old, new: new,
+        "inc": lambda old, limit: np.where(old >= limit, dtype.type(0), old + dtype.type(1)),
+        "dec": lambda old, limit: np.where((old == 0) | (old > limit), limit, old - dtype.type(1)),
+    }  # fmt: skip
+    return table.get(name)
+
+
+@opcode("atom", "red")
+def build_atom(form: Form) -> Execute:
+    type_name = form.take_type()
+    space = take_space(form)
+    take_hints(form)
+    form.take("noftz")
+    name = form.take("add", "min", "max", "and", "or", "xor", "exch", "inc", "dec", "cas")
+    if name is None:
+        raise form.unsupported("this atomic operation is not modelled")
+    count = vector_length(form)
+    if count > 1 or type_name in ("f16x2", "bf16x2"):
+        raise form.unsupported("vector and packed atomics are not modelled")
+    returns = form.instruction.op == "atom"
+    operands = form.operands[1:] if returns else form.operands
+    form.finish(operands=(len(form.operands),))
+    write = form.write(form.operands[0], type_name) if returns else None
+    read_address = form.address(operands[0])
+    b = form.read(operands[1], type_name)
+    c = form.read(operands[2], type_name) if name == "cas" else None
+    function = atomic_function(name, type_name)
+    dtype = DTYPES[type_name]
+    space = resolve_space(form, operands[0], space)
+    note_shared_size(form, space, dtype.itemsize)
+    form.yields = True
+
+    def execute(launch: Launch, lanes: Lanes) -> None:
+        op, size = launch.op, dtype.itemsize
+        if launch.shadow is not None:
+            check_address(launch, op, lanes)
+        operand = np.broadcast_to(b(launch, lanes.sel), (lanes.count,))
+        swap = np.broadcast_to(c(launch, lanes.sel), (lanes.count,)) if c is not None else None
+        for piece in locate(launch, op, lanes, read_address(launch, lanes.sel), size, space, "atomic"):
+            which = np.arange(lanes.count) if piece.which is None else piece.which
+            memory = piece.region.view(dtype, 1)[:, 0]
+            index = piece.offsets // size
+            old = np.empty(which.size, dtype)
+            for turn in turns(index):  # lanes that share an address go one after another
+                current = memory[index[turn]]
+                old[turn] = current
+                value = operand[which[turn]]
+                if swap is not None:
+                    memory[index[turn]] = np.where(current == value, swap[which[turn]], current)
+                else:
+                    memory[index[turn]] = function(current, value)
+            if write is not None:
+                write(launch, lanes.pick(which).sel, old)
+            if piece.region.written is not None:
+                for step in range(size):
+                    piece.region.written[piece.offsets + step] = True
+            if launch.counting:
+                count_access(launch, op, lanes, piece, size, write=True)
+
+    return execute
+
+
+def turns(index: np.ndarray) -> Iterator[np.ndarray]:
+    """Positions grouped so that no group holds an address twice; order within an address is lane order."""
+    order = np.argsort(index, kind="stable")
+    ordered = index[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    lengths = np.diff(np.r_[starts, ordered.size])
+    occurrence = np.arange(ordered.size) - np.repeat(starts, lengths)
+    for turn in range(int(lengths.max())):
+        yield order[occurrence == turn]
+
+
+# -- cp.async ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class PendingCopy:
+    """A cp.async instruction in flight, over many threads."""
+
+    op: Op
+    threads: np.ndarray
+    group: np.ndarray  # the number of the thread's commit that it belongs to
+    region: Region
+    source: np.ndarray  # byte offsets into region
+    destination: np.ndarray  # flat byte offsets into shared memory
+    valid: np.ndarray  # bytes that come from the source; the rest are zeros
+    size: int
+
+
+@opcode("cp")
+def build_cp(form: Form) -> Execute:
+    if form.take("async") is None or {"bulk", "reduce", "mbarrier"} & set(form.mods):
+        raise form.unsupported("only the non-bulk cp.async is modelled")
+    if form.take("commit_group"):
+        form.finish(operands=0)
+        return commit_group
+    if form.take("wait_group"):
+        if not isinstance(form.operands[0], Imm):
+            raise form.malformed("cp.async.wait_group takes a literal")
+        left = int(form.operands[0].value)
+        form.finish(operands=1)
+        return lambda launch, lanes: launch.copies.wait(lanes, left)
+    if form.take("wait_all"):
+        form.finish(operands=0)
+
+        def wait_all(launch: Launch, lanes: Lanes) -> None:
+            commit_group(launch, lanes)
+            launch.copies.wait(lanes, 0)
+
+        return wait_all
+    return async_copy(form)
+
+
+def commit_group(launch: Launch, lanes: Lanes) -> None:
+    launch.copies.committed[lanes.sel] += 1
+
+
+def async_copy(form: Form) -> Execute:
+    form.take("ca", "cg")
+    if take_space(form) != "shared" or take_space(form) != "global":
+        raise form.malformed("cp.async copies from .global to .shared")
+    while form.take(*EVICTION):
+        pass
+    operands = form.operands
+    form.finish(operands=(3, 4, 5))
+    if not isinstance(operands[2], Imm) or operands[2].value not in (4, 8, 16):
+        raise form.malformed("cp.async copies 4, 8 or 16 bytes")
+    size = int(operands[2].value)
+    to, source = form.address(operands[0]), form.address(operands[1])
+    given = form.read(operands[3], "u32") if len(operands) >= 4 else None
+    note_shared_size(form, "shared", size)
+    form.tracks_poison = True
+
+    def execute(launch: Launch, lanes: Lanes) -> None:
+        op = launch.op
+        if launch.shadow is not None:
+            check_address(launch, op, lanes)
+        valid = np.full(lanes.count, size) if given is None else np.broadcast_to(given(launch, lanes.sel), (lanes.count,)).astype(np.int64)
+        if (valid > size).any():
+            launch.found("bad operand", f"cp.async src-size {int(valid.max())} exceeds cp-size {size}", op, lanes.threads()[valid > size])
+            valid = np.minimum(valid, size)
+        start = np.broadcast_to(np.asarray(source(launch, lanes.sel), np.int64), (lanes.count,))
+        for piece in locate(launch, op, lanes, to(launch, lanes.sel), size, "shared", "cp.async to"):
+            which = np.arange(lanes.count) if piece.which is None else piece.which
+            launch.copies.issue(lanes, which, piece.offsets, start[which], valid[which], size)
+
+    return execute
+
+
+class AsyncCopies:
+    """cp.async in flight. A copy moves its data as late as the rules allow: when its thread waits for its group."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.committed = np.zeros(launch.threads, np.int32)
+        self.pending: list[PendingCopy] = []
+
+    def issue(self, lanes: Lanes, which: np.ndarray, destination: np.ndarray, source: np.ndarray, valid: np.ndarray, size: int) -> None:
+        launch, op = self.launch, self.launch.op
+        threads = lanes.threads()[which]
+        nothing = valid == 0  # zero fill only: the source address is not read
+        if launch.shadow is not None:
+            launch.shadow.shared_access(op, threads, destination, size, write=True)
+            origin = launch.shadow.origin("a cp.async that nobody waited for", op)
+            launch.shadow.set_memory_origin(launch.memory.shared, destination, size, origin)
+        if nothing.any():
+            part = np.flatnonzero(nothing)
+            self._append(op, threads[part], launch.memory.shared, np.zeros(part.size, np.int64), destination[part], valid[part], size)
+        if nothing.all():
+            return
+        part = np.flatnonzero(~nothing)
+        reading = lanes.pick(which[part])
+        for piece in locate(launch, op, reading, source[part], size, "global", "cp.async from"):
+            inner = part if piece.which is None else part[piece.which]
+            self._append(op, threads[inner], piece.region, piece.offsets, destination[inner], valid[inner], size)
+            if launch.counting:
+                count_access(launch, op, reading, piece, size, write=False)
+
+    def _append(
+        self, op: Op, threads: np.ndarray, region: Region, source: np.ndarray, destination: np.ndarray, valid: np.ndarray, size: int
+    ) -> None:
+        self.pending.append(PendingCopy(op, threads, self.committed[threads], region, source, destination, valid, size))
+        self.launch.counters.async_copy_bytes += int(valid.sum())
+
+    def wait(self, lanes: Lanes, left: int) -> None:
+        """Completes, for these threads, all groups but the `left` most recently committed."""
+        whole = lanes.count == self.launch.live
+        waiting = None
+        if not whole:
+            waiting = np.zeros(self.launch.threads, bool)
+            waiting[lanes.sel] = True
+        remaining = []
+        for copy in self.pending:
+            done = copy.group < self.committed[copy.threads] - left
+            if waiting is not None:
+                done &= waiting[copy.threads]
+            if done.all():
+                self.complete(copy)
+            elif not done.any():
+                remaining.append(copy)
+            else:
+                self.complete(select(copy, done))
+                remaining.append(select(copy, ~done))
+        self.pending = remaining
+
+    def complete_random(self, rng: np.random.Generator) -> None:
+        """A copy may also complete at any earlier moment."""
+        if self.pending:
+            self.move(self.pending[int(rng.integers(len(self.pending)))])
+
+    def complete(self, copy: PendingCopy) -> None:
+        """The thread has waited: the data is there, and visible to this thread."""
+        self.move(copy)
+        launch, shared, size = self.launch, self.launch.memory.shared, copy.size
+        if launch.shadow is not None:
+            origin = launch.shadow.memory_origin(copy.region, copy.source, size)
+            if origin is not None:
+                origin = np.where(copy.valid == size, origin, 0)
+            launch.shadow.set_memory_origin(shared, copy.destination, size, 0 if origin is None else origin)
+            launch.shadow.shared_access(copy.op, copy.threads, copy.destination, size, write=True)
+
+    def move(self, copy: PendingCopy) -> None:
+        """Moves the bytes. Until the thread waits, checks still treat them as undefined."""
+        size, shared = copy.size, self.launch.memory.shared
+        words = np.zeros((copy.threads.size, size), np.uint8)
+        full = copy.valid == size
+        if full.all():
+            words = copy.region.view(np.dtype(np.uint8), size)[copy.source // size]
+        else:
+            words[full] = copy.region.view(np.dtype(np.uint8), size)[copy.source[full] // size]
+            for i in np.flatnonzero(~full & (copy.valid > 0)):
+                words[i, : copy.valid[i]] = copy.region.bytes[copy.source[i] : copy.source[i] + copy.valid[i]]
+        shared.view(np.dtype(np.uint8), size)[copy.destination // size] = words
+
+
+def select(copy: PendingCopy, mask: np.ndarray) -> PendingCopy:
+    return PendingCopy(
+        copy.op, copy.threads[mask], copy.group[mask], copy.region, copy.source[mask], copy.destination[mask], copy.valid[mask], copy.size
+    )
+
+
+# -- multimem, prefetch, fences ---------------------------------------------------------------------------------------
+
+
+@opcode("multimem")
+def build_multimem(form: Form) -> Execute:
+    if form.take("st") is None:
+        raise form.unsupported("only multimem.st is modelled")
+    type_name = form.take_type("f32", "b32", "u32", "s32", "f16x2", "bf16x2", "f64", "b64", "u64", "s64")
+    count = vector_length(form)
+    if take_space(form) not in ("global", "generic"):
+        raise form.malformed("multimem addresses are global")
+    take_hints(form)
+    form.finish(operands=2)
+    element = np.dtype(f"uint{8 * TYPE_BYTES[type_name]}")
+    size = element.itemsize * count
+    sources = form.vector(form.operands[1])
+    if len(sources) != count:
+        raise form.malformed(f"{count} elements from {len(sources)} registers")
+    reads = [form.read(source, f"b{8 * element.itemsize}") for source in sources]
+    rows = [form.row(source) if isinstance(source, Reg) else None for source in sources]
+    read_address = form.address(form.operands[0])
+    form.tracks_poison = True
+
+    def execute(launch: Launch, lanes: Lanes) -> None:
+        op = launch.op
+        if launch.shadow is not None:
+            check_address(launch, op, lanes)
+        addresses = np.broadcast_to(np.asarray(read_address(launch, lanes.sel), np.int64), (lanes.count,))
+        values = np.stack([np.broadcast_to(r(launch, lanes.sel), (lanes.count,)) for r in reads], axis=1)
+        starts = np.asarray([*launch.space.starts, MULTICAST_BASE * 2], np.int64)
+        owner = np.searchsorted(starts, addresses, side="right") - 1
+        for index in np.unique(owner):
+            which = np.flatnonzero(owner == index)
+            window = launch.space.items[index] if 0 <= index < len(launch.space.items) else None
+            offsets = addresses[which] - (window.address if window else 0)
+            if not isinstance(window, MulticastWindow) or not (offsets + size <= window.end - window.address).all():
+                what = launch.space.describe(int(addresses[which][0]))
+                kind = "out of bounds" if isinstance(window, MulticastWindow) else "wrong address space"
+                launch.found(kind, f"multimem.st of {size} bytes at {what}: not inside a multicast window", op, lanes.threads()[which])
+                continue
+            if (offsets % size).any():
+                launch.found("misaligned", f"multimem.st of {size} bytes: not a multiple of {size}", op, lanes.threads()[which])
+                continue
+            launch.counters.multicast_store_bytes += size * which.size
+            for member in window.members:
+                store_piece(launch, op, lanes, Piece(member, which, offsets), values[which], rows)
+
+    return execute
+
+
+@opcode("prefetch", "prefetchu", "discard", "applypriority")
+def build_prefetch(form: Form) -> Execute:
+    """A prefetch moves no architectural state, but its address must be sensible."""
+    if form.instruction.op == "discard":
+        raise form.unsupported("discard makes memory undefined; not modelled")
+    if form.take("tensormap"):
+        raise form.unsupported("prefetch.tensormap is not modelled")
+    take_space(form)
+    form.take("L1", "L2")
+    while form.take(*EVICTION):
+        pass
+    form.finish()
+    form.address(form.operands[0])
+    return lambda launch, lanes: None

@@ -1,0 +1,240 @@
+"""Control flow, barriers, fences and programmatic dependent launch (PTX ISA, "Control Flow Instructions",
+"Parallel Synchronization and Communication: bar, membar / fence", "griddepcontrol")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .access import ORDER, SCOPE
+from .decode import Execute, Form, Op, opcode
+from .ptx import Sym, Vec
+
+if TYPE_CHECKING:
+    from .launch import Lanes, Launch
+
+
+@opcode("bra")
+def build_bra(form: Form) -> Execute:
+    form.take("uni")
+    form.finish(operands=1)
+    form.control = "branch"
+    form.targets = (form.decoder.label(form.operands[0], form),)
+    return lambda launch, lanes: None
+
+
+@opcode("brx")
+def build_brx(form: Form) -> Execute:
+    form.take("idx")
+    form.take("uni")
+    index = form.read(form.operands[0], "u32")
+    table = form.operands[1]
+    if isinstance(table, Vec):
+        names = [item.name for item in table.items if isinstance(item, Sym)]
+    elif isinstance(table, Sym) and table.name in form.decoder.entry.branch_targets:
+        names = list(form.decoder.entry.branch_targets[table.name])
+    else:
+        raise form.malformed("brx.idx needs a .branchtargets table")
+    form.finish(operands=2)
+    form.control = "indexed"
+    form.targets = tuple(form.decoder.label(Sym(name), form) for name in names)
+    return lambda launch, lanes: np.broadcast_to(index(launch, lanes.sel), (lanes.count,))
+
+
+@opcode("ret", "exit")
+def build_exit(form: Form) -> Execute:
+    form.take("uni")
+    form.finish(operands=0)
+    form.control = "exit"
+    return lambda launch, lanes: None
+
+
+@opcode("trap", "brkpt")
+def build_trap(form: Form) -> Execute:
+    form.finish(operands=0)
+    form.control = "exit"
+    return lambda launch, lanes: launch.found("trap", "the kernel executed trap", launch.op, lanes.threads())
+
+
+@opcode("call")
+def build_call(form: Form) -> Execute:
+    raise form.unsupported("calls of device functions are not modelled (let the compiler inline them)")
+
+
+@opcode("membar", "fence")
+def build_fence(form: Form) -> Execute:
+    """The virtual GPU's memory is sequentially consistent within a launch, so thread fences order nothing further.
+    Proxy fences belong to instructions that are not modelled yet, and are refused."""
+    if proxy := form.take("proxy"):
+        raise form.unsupported(f"fence.{proxy}: the asynchronous proxy is not modelled")
+    form.take("gl", "sc", *ORDER)
+    form.take("gl", "sys", *SCOPE)
+    form.finish(operands=0)
+    return lambda launch, lanes: None
+
+
+@opcode("griddepcontrol")
+def build_griddepcontrol(form: Form) -> Execute:
+    action = form.take("wait", "launch_dependents")
+    form.finish(operands=0)
+    if action == "wait":
+
+        def wait(launch: Launch, lanes: Lanes) -> None:
+            launch.waited_for_predecessor[lanes.sel] = True
+
+        return wait
+    if action == "launch_dependents":
+
+        def trigger(launch: Launch, lanes: Lanes) -> None:
+            launch.triggered[np.unique(lanes.threads() // launch.threads_per_cta)] = True
+
+        return trigger
+    raise form.malformed("griddepcontrol needs .wait or .launch_dependents")
+
+
+# -- barriers ---------------------------------------------------------------------------------------------------------
+
+
+@opcode("bar", "barrier")
+def build_bar(form: Form) -> Execute:
+    form.take("cta")
+    form.take("aligned")
+    if form.take("warp"):
+        form.take("sync")
+        form.member_mask = form.read(form.operands[0], "u32")
+        form.finish(operands=1)
+        form.control = "warp"
+        return lambda launch, lanes: None
+    if form.take("cluster"):
+        raise form.unsupported("cluster barriers are not modelled")
+    action = form.take("sync", "arrive", "red")
+    if action not in ("sync", "arrive"):
+        raise form.unsupported("only bar.sync and bar.arrive are modelled")
+    number = form.read(form.operands[0], "u32")
+    expected = form.read(form.operands[1], "u32") if len(form.operands) > 1 else None
+    form.finish(operands=(1, 2))
+    if action == "arrive" and expected is None:
+        raise form.malformed("bar.arrive needs a thread count")
+    form.control = "barrier"
+
+    def execute(launch: Launch, lanes: Lanes) -> None:
+        numbers = np.broadcast_to(number(launch, lanes.sel), (lanes.count,))
+        counts = None if expected is None else np.broadcast_to(expected(launch, lanes.sel), (lanes.count,))
+        for value in np.unique(numbers):
+            same = np.flatnonzero(numbers == value)
+            part = lanes if same.size == lanes.count else lanes.pick(same)
+            threads = None if counts is None else int(counts[same[0]])
+            launch.barriers.arrive(launch.op, int(value), part, threads, waits=action == "sync")
+
+    return execute
+
+
+@dataclass
+class Waiting:
+    """Threads parked at a barrier."""
+
+    op: Op
+    threads: np.ndarray
+
+
+@dataclass
+class NamedBarrier:
+    """One of the 16 barriers, in every CTA at once. Arrivals are counted in warps, as the hardware does."""
+
+    arrived: np.ndarray  # warps per CTA
+    expected: np.ndarray  # warps per CTA; 0: all warps that have not exited
+    members: np.ndarray  # [CTA, warp]: who has arrived
+    waiting: list[Waiting] = field(default_factory=list)
+
+
+class Barriers:
+    """The 16 named barriers of each CTA."""
+
+    LIMIT = 16
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.named: dict[int, NamedBarrier] = {}
+
+    def get(self, number: int) -> NamedBarrier:
+        if number not in self.named:
+            ctas, warps = self.launch.ctas, self.launch.warps_per_cta
+            self.named[number] = NamedBarrier(np.zeros(ctas, np.int32), np.zeros(ctas, np.int32), np.zeros((ctas, warps), bool))
+        return self.named[number]
+
+    def arrive(self, op: Op, number: int, lanes: Lanes, threads: int | None, *, waits: bool) -> None:
+        """Warps arrive; those that wait are parked until `release` lets them go."""
+        launch = self.launch
+        if number >= self.LIMIT:
+            launch.found("bad operand", f"barrier {number}: a CTA has barriers 0..15", op, lanes.threads())
+            return
+        if threads is not None and (threads % 32 or threads == 0):
+            launch.found("bad operand", f"barrier {number} expects {threads} threads: not a positive multiple of 32", op, lanes.threads())
+            return
+        barrier = self.get(number)
+        warps = np.unique(lanes.threads() >> 5)
+        cta, warp = np.divmod(warps, launch.warps_per_cta)
+        again = barrier.members[cta, warp]
+        if again.any():
+            launch.found("barrier reuse", f"a warp arrives twice at barrier {number} in one phase", op, warps[again] * 32)
+        barrier.members[cta, warp] = True
+        np.add.at(barrier.arrived, cta, 1)
+        wanted = 0 if threads is None else threads // 32
+        started = barrier.expected[cta] != wanted
+        if (started & (barrier.arrived[cta] > 1) & (barrier.expected[cta] != 0)).any():
+            launch.found("barrier count", f"barrier {number}: warps disagree about how many threads it expects", op, warps[started] * 32)
+        barrier.expected[cta] = wanted
+        if waits:
+            barrier.waiting.append(Waiting(op, lanes.threads()))
+        else:
+            launch.resume(op.index + 1, lanes.threads())
+        self.release(number)
+
+    def release(self, number: int) -> None:
+        """Lets go every CTA whose barrier is complete."""
+        launch, barrier = self.launch, self.named[number]
+        expected = np.where(barrier.expected == 0, launch.live_warps(), barrier.expected)
+        complete = (barrier.arrived > 0) & (barrier.arrived >= expected)
+        if not complete.any():
+            return
+        ctas = np.flatnonzero(complete)
+        launch.counters.barriers += ctas.size
+        if launch.shadow is not None:
+            whole = barrier.members[ctas].all(axis=1)
+            if whole.any():
+                launch.shadow.join_whole_ctas(ctas[whole])
+            for cta in ctas[~whole]:
+                launch.shadow.join(int(cta), np.flatnonzero(barrier.members[cta]))
+        barrier.arrived[ctas] = 0
+        barrier.members[ctas] = False
+        remaining = []
+        for waiting in barrier.waiting:
+            freed = complete[waiting.threads // launch.threads_per_cta]
+            launch.resume(waiting.op.index + 1, waiting.threads[freed])
+            if not freed.all():
+                remaining.append(Waiting(waiting.op, waiting.threads[~freed]))
+        barrier.waiting = remaining
+
+    def after_exit(self) -> None:
+        """Threads that exit no longer count."""
+        for number, barrier in self.named.items():
+            if barrier.arrived.any():
+                self.release(number)
+
+    def report_deadlock(self) -> None:
+        launch = self.launch
+        for number, barrier in self.named.items():
+            for waiting in barrier.waiting:
+                cta = int(waiting.threads[0] // launch.threads_per_cta)
+                expected = int(barrier.expected[cta]) or int(launch.live_warps()[cta])
+                absent = np.flatnonzero(~barrier.members[cta])
+                names = ", ".join(map(str, absent[:8])) + (", ..." if absent.size > 8 else "")
+                launch.found(
+                    "deadlock",
+                    f"waits for ever at barrier {number}: {barrier.arrived[cta]} of {expected} warps have arrived in CTA {cta}; "
+                    f"missing: warps {names}",
+                    waiting.op,
+                    waiting.threads,
+                )

@@ -1,0 +1,410 @@
+"""One launch: the state of all its threads, and the scheduler that decides who runs next.
+
+There is one program counter per thread. Threads that stand at the same instruction form a *group* and execute it together,
+as numpy arrays over the threads of the whole grid. `schedule="program"` always runs the group with the lowest program
+counter, so unrolled straight-line code is one array operation per PTX instruction. A seed picks groups at random, splits
+them at warp boundaries, and lets asynchronous copies complete early.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from .access import AsyncCopies
+from .control import Barriers
+from .decode import Code, Op
+from .memory import LOCAL_BASE, SHARED_BASE, WINDOW_SPAN, AddressSpace, Buffer, LaunchMemory
+from .registers import RegisterFile
+from .report import Counters, Finding, Report
+from .shadow import Shadow
+
+STEP_BUDGET = 50_000_000
+POLL_PATIENCE = 64  # how often a group may jump back before the others get a turn
+MAX_RANDOM_GROUPS = 12
+
+
+class Lanes:
+    """The threads that execute an instruction: `sel` selects their columns of the register file."""
+
+    __slots__ = ("count", "ids", "sel")
+
+    def __init__(self, ids: np.ndarray | None, total: int) -> None:
+        self.ids = ids  # None: every thread of the launch
+        self.count = total if ids is None else ids.size
+        self.sel: Any = slice(None) if ids is None else ids
+
+    def threads(self) -> np.ndarray:
+        """Thread numbers, ascending."""
+        return np.arange(self.count) if self.ids is None else self.ids
+
+    def pick(self, which: np.ndarray) -> Lanes:
+        return Lanes(which if self.ids is None else self.ids[which], self.count)
+
+
+class Launch:
+    """State and scheduler of one launch."""
+
+    def __init__(
+        self,
+        code: Code,
+        space: AddressSpace,
+        *,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        parameters: bytes,
+        variables: dict[str, int],
+        shared_bytes: int,
+        rank: int,
+        schedule: str | int,
+        exact: bool,
+        checks: bool,
+        counting: bool,
+        arch: int,
+        predecessor_writes: tuple[Buffer, ...],
+        step_budget: int = STEP_BUDGET,
+    ) -> None:
+        self.code, self.space, self.parameters, self.variables = code, space, parameters, variables
+        self.grid, self.block, self.rank = grid, block, rank
+        self.exact, self.counting, self.arch = exact, counting, arch
+        self.schedule, self.step_budget = schedule, step_budget
+        self.rng = None if schedule == "program" else np.random.default_rng(int(schedule))
+        self.ctas = grid[0] * grid[1] * grid[2]
+        self.block_threads = block[0] * block[1] * block[2]
+        self.warps_per_cta = -(-self.block_threads // 32)
+        self.threads_per_cta = 32 * self.warps_per_cta  # columns; a ragged last warp has columns without a thread
+        self.threads = self.ctas * self.threads_per_cta
+        self.alive = np.tile(np.arange(self.threads_per_cta) < self.block_threads, self.ctas)
+        self.live = int(self.alive.sum())
+        self.memory = LaunchMemory(self.ctas, shared_bytes, self.threads, code.local_bytes)
+        self.shared_bytes = shared_bytes
+        self.regs = RegisterFile(code.row_counts, self.threads)
+        self.predecessor_writes = predecessor_writes
+        self.waited_for_predecessor = np.zeros(self.threads, bool)
+        self.triggered = np.zeros(self.ctas, bool)
+        self.counters = Counters()
+        self.findings: dict[tuple[str, int], Finding] = {}
+        self.copies = AsyncCopies(self)
+        self.barriers = Barriers(self)
+        self.shadow = Shadow(self) if checks else None
+        self.groups: dict[int, np.ndarray] = {}
+        self.gathering: dict[int, np.ndarray] = {}  # lanes waiting for the rest of their warp
+        self.patience: dict[int, int] = {}
+        self.op: Op = code.ops[0]
+        self.steps = 0
+        self._special: dict[str, Any] = {}
+        self._live_warps: np.ndarray | None = None
+
+    # -- what instructions ask for ------------------------------------------------------------------------------
+
+    def lanes(self, ids: np.ndarray) -> Lanes:
+        return Lanes(None if ids.size == self.threads else ids, self.threads)
+
+    def found(self, kind: str, message: str, op: Op, threads: np.ndarray, count: int | None = None) -> None:
+        """Records a finding; later ones of the same kind at the same instruction only add to its count."""
+        count = int(threads.size) if count is None else count
+        known = self.findings.get((kind, op.index))
+        if known is not None:
+            known.count += count
+            return
+        cta, within = divmod(int(threads[0]), self.threads_per_cta)
+        instruction = op.instruction
+        self.findings[kind, op.index] = Finding(
+            kind, message, instruction.source, instruction.line, instruction.text, cta, within // 32, within % 32, count
+        )
+
+    def live_warps(self) -> np.ndarray:
+        """Warps per CTA with a thread that has not exited."""
+        if self._live_warps is None:
+            self._live_warps = self.alive.reshape(self.ctas, self.warps_per_cta, 32).any(axis=2).sum(axis=1)
+        return self._live_warps
+
+    def address_of_variable(self, name: str) -> int:
+        if name in self.code.shared_offsets:
+            return self.code.shared_offsets[name]
+        if name in self.code.local_offsets:
+            return self.code.local_offsets[name]
+        if name in self.code.parameter_offsets:
+            return self.code.parameter_offsets[name]
+        return self.variables[name]
+
+    @staticmethod
+    def generic_base(window: str) -> int:
+        return {"shared": SHARED_BASE, "local": LOCAL_BASE}.get(window, 0)
+
+    @staticmethod
+    def in_window(window: str, address: np.ndarray) -> np.ndarray:
+        base = Launch.generic_base(window)
+        if base:
+            return (address >= base) & (address < base + WINDOW_SPAN)
+        return address < SHARED_BASE
+
+    def special(self, name: str) -> Any:
+        """The value of a special register: an array over threads, or a scalar."""
+        if name in ("%clock", "%clock64", "%globaltimer"):  # logical time: instructions executed so far
+            return np.uint32(self.steps & 0xFFFFFFFF) if name == "%clock" else np.uint64(self.steps)
+        if name not in self._special:
+            self._special[name] = self._special_value(name.removeprefix("%"))
+        return self._special[name]
+
+    def _special_value(self, name: str) -> Any:
+        base, _, axis = name.partition(".")
+        if axis:
+            i = "xyz".index(axis)
+            within = np.arange(self.threads_per_cta)
+            cta = np.arange(self.ctas)
+            below_block = int(np.prod(self.block[:i], dtype=np.int64))
+            below_grid = int(np.prod(self.grid[:i], dtype=np.int64))
+            values: dict[str, Any] = {
+                "tid": np.tile(within // below_block % self.block[i], self.ctas),
+                "ntid": self.block[i],
+                "ctaid": np.repeat(cta // below_grid % self.grid[i], self.threads_per_cta),
+                "clusterid": np.repeat(cta // below_grid % self.grid[i], self.threads_per_cta),
+                "nctaid": self.grid[i],
+                "nclusterid": self.grid[i],
+                "cluster_ctaid": 0,
+                "cluster_nctaid": 1,
+            }
+            return np.asarray(values[base]).astype(np.uint32)
+        lane = np.tile(np.arange(32, dtype=np.uint32), self.threads // 32)
+        one = np.uint32(1)
+        scalars: dict[str, Any] = {
+            "laneid": lane,
+            "warpid": np.tile(np.arange(self.threads_per_cta) // 32, self.ctas),
+            "nwarpid": self.warps_per_cta,
+            "smid": np.repeat(np.arange(self.ctas), self.threads_per_cta),
+            "nsmid": self.ctas,
+            "gridid": 0,
+            "lanemask_eq": one << lane,
+            "lanemask_lt": (one << lane) - one,
+            "lanemask_le": ((one << lane) - one) | one << lane,
+            "lanemask_gt": ~(((one << lane) - one) | one << lane),
+            "lanemask_ge": ~((one << lane) - one),
+            "cluster_ctarank": 0,
+            "cluster_nctarank": 1,
+            "dynamic_smem_size": self.shared_bytes - self.code.static_shared_bytes,
+            "total_smem_size": self.shared_bytes,
+        }
+        return np.asarray(scalars[name]).astype(np.uint32)
+
+    # -- the scheduler ------------------------------------------------------------------------------------------
+
+    def run(self) -> Report:
+        start = time.perf_counter()
+        with np.errstate(all="ignore"):
+            self.resume(0, np.flatnonzero(self.alive))
+            while self.groups:
+                pc = self._choose()
+                ids = self.groups.pop(pc)
+                if self.rng is not None:
+                    ids = self._split(pc, ids)
+                self._advance(pc, ids)
+                if self.steps > self.step_budget:
+                    self._out_of_budget()
+                    break
+            else:
+                self._report_stuck()
+        seconds = time.perf_counter() - start
+        return Report(
+            self.code.entry.name,
+            tuple(self.findings.values()),
+            self.counters,
+            seconds,
+            "exact" if self.exact else "fp32",
+            str(self.schedule),
+            self.shadow is not None,
+        )
+
+    def resume(self, pc: int, ids: np.ndarray) -> None:
+        """Makes threads runnable at an instruction."""
+        if ids.size == 0:
+            return
+        other = self.groups.get(pc)
+        self.groups[pc] = ids if other is None else np.sort(np.concatenate([other, ids]))
+
+    def _choose(self) -> int:
+        if self.rng is not None:
+            keys = list(self.groups)
+            return keys[int(self.rng.integers(len(keys)))]
+        if len(self.groups) == 1:
+            return next(iter(self.groups))
+        # A group that keeps jumping back (it polls) waits for its next turn until the others have run.
+        return min(self.groups, key=lambda pc: (self.patience.get(pc, 0) // POLL_PATIENCE, pc))
+
+    def _split(self, pc: int, ids: np.ndarray) -> np.ndarray:
+        """Takes some warps of a group at random; the others stay."""
+        assert self.rng is not None
+        if self.rng.random() < 0.2:
+            self.copies.complete_random(self.rng)
+        if len(self.groups) >= MAX_RANDOM_GROUPS or self.rng.random() < 0.3:
+            return ids
+        warps, where = np.unique(ids >> 5, return_inverse=True)
+        chosen = self.rng.random(warps.size) < self.rng.random()
+        if not chosen.any() or chosen.all():
+            return ids
+        self.resume(pc, ids[~chosen[where]])
+        return ids[chosen[where]]
+
+    def _advance(self, pc: int, ids: np.ndarray) -> None:
+        """Runs one group until it branches apart, blocks, exits, or meets another group."""
+        lanes = self.lanes(ids)
+        ops = self.code.ops
+        left = 1 << 60 if self.rng is None else int(self.rng.geometric(0.02))
+        while True:
+            op = ops[pc]
+            self.op = op
+            if op.control == "next":
+                self._count(lanes)
+                self._execute(op, lanes)
+                pc += 1
+            elif op.control == "warp":
+                complete = self._gather_warps(op, lanes)
+                if complete is None:
+                    return
+                lanes = complete
+                self._count(lanes)
+                self._execute(op, lanes)
+                pc += 1
+            else:
+                next_pc = self._transfer(op, lanes)
+                if next_pc is None:
+                    return
+                if next_pc <= pc:
+                    self.patience[next_pc] = self.patience.get(next_pc, 0) + 1
+                pc = next_pc
+                if self.groups:
+                    left = 0
+            left -= 1
+            if pc in self.groups or left <= 0 or self.steps > self.step_budget:
+                self.resume(pc, lanes.threads())
+                return
+
+    def _count(self, lanes: Lanes) -> None:
+        self.steps += 1
+        self.counters.thread_instructions += lanes.count
+        self.counters.warp_instructions += -(-lanes.count // 32)
+
+    def _guarded(self, op: Op, lanes: Lanes) -> Lanes | None:
+        """The lanes whose guard predicate holds (None: nobody)."""
+        if op.guard is None:
+            return lanes
+        if self.shadow is not None and op.guard in self.regs.poison:
+            origin = self.shadow.get((op.guard,), lanes)
+            if origin is not None:
+                self.shadow.report_use(op, lanes, origin, "this predicate")
+        mask = self.regs.files["p"][op.guard.index, lanes.sel]
+        if op.guard_negated:
+            mask = ~mask
+        if mask.all():
+            return lanes
+        return lanes.pick(np.flatnonzero(mask)) if mask.any() else None
+
+    def _execute(self, op: Op, lanes: Lanes) -> None:
+        active = self._guarded(op, lanes)
+        if active is None:
+            return
+        op.execute(self, active)
+        if self.shadow is not None and not op.tracks_poison:
+            self.shadow.propagate(op, active)
+
+    def _gather_warps(self, op: Op, lanes: Lanes) -> Lanes | None:
+        """For .sync instructions: keeps lanes back until all lanes that the instruction names have come."""
+        parked = self.gathering.pop(op.index, None)
+        if lanes.count == self.threads and parked is None:
+            return lanes
+        ids = lanes.threads() if parked is None else np.sort(np.concatenate([parked, lanes.threads()]))
+        lanes = self.lanes(ids)
+        warp = ids >> 5
+        present = np.zeros(self.threads // 32, np.uint32)
+        np.bitwise_or.at(present, warp, np.uint32(1) << (ids & 31).astype(np.uint32))
+        needed = self._alive_masks()[warp]
+        if op.member_mask is not None:
+            needed = needed & np.broadcast_to(op.member_mask(self, lanes.sel), (ids.size,))
+        ready = (present[warp] & needed) == needed
+        if ready.all():
+            return lanes
+        self.gathering[op.index] = ids[~ready]
+        return self.lanes(ids[ready]) if ready.any() else None
+
+    def _alive_masks(self) -> np.ndarray:
+        bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
+        return (self.alive.reshape(-1, 32) * bits).sum(axis=1).astype(np.uint32)
+
+    def _transfer(self, op: Op, lanes: Lanes) -> int | None:
+        """Branches, barriers and exits: the next instruction, or None if this group ends here."""
+        if op.control == "barrier":
+            gathered = self._gather_warps(op, lanes)
+            if gathered is None:
+                return None
+            self._count(gathered)
+            active = self._guarded(op, gathered)
+            if active is None:
+                return self._only(op.index + 1, gathered)
+            if active.count != gathered.count:
+                self.resume(op.index + 1, np.setdiff1d(gathered.threads(), active.threads()))
+            op.execute(self, active)
+            return None
+        self._count(lanes)
+        taken = self._guarded(op, lanes)
+        if taken is None:
+            return self._only(op.index + 1, lanes)
+        if taken.count != lanes.count:
+            self.resume(op.index + 1, np.setdiff1d(lanes.threads(), taken.threads(), assume_unique=True))
+        if op.control == "branch":
+            if taken.count == lanes.count:
+                return op.targets[0]
+            self._jump(op, op.targets[0], taken.threads())
+        elif op.control == "indexed":
+            self._indexed(op, taken)
+        elif op.control == "exit":
+            op.execute(self, taken)
+            self._exit(taken)
+        return None
+
+    def _only(self, pc: int, lanes: Lanes) -> int:
+        del lanes
+        return pc
+
+    def _jump(self, op: Op, target: int, ids: np.ndarray) -> None:
+        if target <= op.index:
+            self.patience[target] = self.patience.get(target, 0) + 1
+        self.resume(target, ids)
+
+    def _indexed(self, op: Op, lanes: Lanes) -> None:
+        index = op.execute(self, lanes)
+        threads = lanes.threads()
+        bad = index >= len(op.targets)
+        if bad.any():
+            self.found("bad operand", f"brx.idx index {int(index[bad][0])} of {len(op.targets)} targets", op, threads[bad])
+            self._exit(self.lanes(threads[bad]))
+        for i, target in enumerate(op.targets):
+            self._jump(op, target, threads[index == i])
+
+    def _exit(self, lanes: Lanes) -> None:
+        self.alive[lanes.sel] = False
+        self.live -= lanes.count
+        self._live_warps = None
+        if self.gathering:  # whoever waited for these lanes looks again
+            for pc, ids in list(self.gathering.items()):
+                del self.gathering[pc]
+                self.resume(pc, ids)
+        self.barriers.after_exit()
+
+    # -- how it ends --------------------------------------------------------------------------------------------
+
+    def _report_stuck(self) -> None:
+        for pc, ids in self.gathering.items():
+            op = self.code.ops[pc]
+            self.found(
+                "deadlock", f"{op.instruction.op} waits for lanes of its warp that never come here", op, ids
+            )
+        self.barriers.report_deadlock()
+
+    def _out_of_budget(self) -> None:
+        for pc, ids in self.groups.items():
+            self.found(
+                "endless", f"still running after {self.step_budget:,} steps: a loop that never ends, or polls what nobody writes",
+                self.code.ops[pc], ids,
+            )  # fmt: skip

@@ -1,0 +1,545 @@
+"""PTX text -> instructions, with the source line each one came from.
+
+This module knows the *grammar* of PTX (PTX ISA, "Syntax" and "Instruction Operands"): statements, operands, directives.
+It does not know what any instruction means; `decode` resolves operands and `alu`, `access`, `warp` give the semantics.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+
+class UnsupportedPTX(ValueError):
+    """An instruction, qualifier or directive that the virtual GPU does not model; names the PTX line."""
+
+    def __init__(self, what: str, line: int, text: str) -> None:
+        super().__init__(f"PTX line {line}: {what}: `{text.strip()}`")
+        self.line = line
+
+
+class MalformedPTX(ValueError):
+    """Text that is not PTX, or breaks PTX's own rules."""
+
+    def __init__(self, what: str, line: int, text: str = "") -> None:
+        super().__init__(f"PTX line {line}: {what}" + (f": `{text.strip()}`" if text else ""))
+        self.line = line
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A place in the kernel's source, from a `.loc` directive. `inlined_at` is the call that brought it here."""
+
+    file: str
+    line: int
+    column: int = 0
+    inlined_at: SourceLine | None = None
+
+    def __str__(self) -> str:
+        return f"{PurePosixPath(self.file).name}:{self.line}"
+
+    def chain(self) -> str:
+        """`primitives.py:40 <- producer.py:210`: the line, then the lines that inlined it."""
+        return str(self) if self.inlined_at is None else f"{self} <- {self.inlined_at.chain()}"
+
+
+@dataclass(frozen=True)
+class Reg:
+    """A register, `%r1`, or a special register, `%tid.x`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Imm:
+    """A literal. Integers keep their sign; for floats (`0f3F800000`) `value` is the bit pattern, so NaNs keep theirs."""
+
+    value: int
+    float_bits: int = 0  # 0: an integer; 32 or 64: the bit pattern of a float of that width
+
+
+@dataclass(frozen=True)
+class Sym:
+    """A variable, label or function name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Addr:
+    """`[base + offset]`; base is a register, a variable, or None for an absolute address."""
+
+    base: Reg | Sym | None
+    offset: int
+
+
+@dataclass(frozen=True)
+class Vec:
+    """`{a, b, c, d}`."""
+
+    items: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """`d|p`: two destinations."""
+
+    first: Operand
+    second: Operand
+
+
+Operand = Reg | Imm | Sym | Addr | Vec | Pair
+
+
+@dataclass(frozen=True)
+class Instruction:
+    opcode: str
+    operands: tuple[Operand, ...]
+    guard: str | None
+    guard_negated: bool
+    line: int
+    text: str
+    source: SourceLine | None
+
+    @property
+    def op(self) -> str:
+        return self.opcode.split(".", 1)[0]
+
+    @property
+    def mods(self) -> tuple[str, ...]:
+        return tuple(self.opcode.split(".")[1:])
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A `.global`, `.const`, `.shared`, `.local` or `.param` variable."""
+
+    name: str
+    space: str
+    align: int
+    size: int  # bytes; 0 for an `extern` array whose size the launch decides
+    init: bytes | tuple[tuple[int, str], ...] = b""
+    type: str = "b8"
+    extern: bool = False
+
+
+@dataclass
+class Entry:
+    """One `.entry` function."""
+
+    name: str
+    line: int
+    parameters: list[Variable] = field(default_factory=list)
+    registers: dict[str, str] = field(default_factory=dict)  # name -> type without the dot
+    variables: list[Variable] = field(default_factory=list)
+    instructions: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    required_threads: tuple[int, int, int] | None = None
+    max_threads: int | None = None
+    parent_variables: list[Variable] = field(default_factory=list)
+
+
+@dataclass
+class PTXFile:
+    version: str
+    target: str
+    entries: dict[str, Entry]
+    variables: list[Variable]
+
+
+TYPE_BYTES = {
+    **dict.fromkeys(("b8", "u8", "s8", "pred"), 1),
+    **dict.fromkeys(("b16", "u16", "s16", "f16", "bf16"), 2),
+    **dict.fromkeys(("b32", "u32", "s32", "f32", "f16x2", "bf16x2", "tf32"), 4),
+    **dict.fromkeys(("b64", "u64", "s64", "f64", "f32x2"), 8),
+    "b128": 16,
+}
+
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)(?:\s+(\d+))?(.*)")
+_INLINED = re.compile(r"inlined_at\s+(\d+)\s+(\d+)(?:\s+(\d+))?")
+_FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
+_REG_RANGE = re.compile(r"(%?[\w$]+)<(\d+)>")
+_VARIABLE = re.compile(
+    r"(?P<linkage>(?:\.(?:extern|visible|weak|common)\s+)*)\.(?P<space>global|const|shared|local|param)\s+"
+    r"(?:\.align\s+(?P<align>\d+)\s+)?(?:\.ptr\s*(?:\.\w+\s+)*(?:\.align\s+\d+\s+)?)?(?:\.attribute\([^)]*\)\s*)?"
+    r"(?:\.align\s+(?P<align2>\d+)\s+)?\.(?P<type>\w+)\s+"
+    r"(?:\.ptr\s*(?:\.(?:global|shared|const|local)\s*)?(?:\.align\s+\d+\s+)?)?"
+    r"(?P<name>[\w$%.]+)\s*(?P<dims>(?:\[\s*\d*\s*\])*)\s*(?:=\s*(?P<init>.*))?$",
+    re.S,
+)
+_GUARD = re.compile(r"@(!?)(%?[\w$]+)\s+")
+_OPCODE = re.compile(r"([a-z][\w]*(?:(?:::|\.)[\w]+)*)\s*", re.I)
+_OPERAND = re.compile(
+    r"\s*(?:(?P<punct>[{}\[\]|,()+!-])|(?P<float>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16})|(?P<dec>\d+\.\d*(?:[eE][-+]?\d+)?)|"
+    r"(?P<int>0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?|(?P<name>[%$_a-zA-Z][\w$.%]*))"
+)
+
+
+def parse(text: str) -> PTXFile:
+    """Parses one PTX module.
+
+    Raises MalformedPTX for text that is not PTX and UnsupportedPTX for what is not modelled (`.func` bodies).
+    """
+    return _Parser(text).module()
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        if ".version" not in text:
+            raise MalformedPTX("no .version directive: this is not PTX", 1, text[:60])
+        # Comments become blanks of the same shape, so that line numbers stay those of the file.
+        self.text = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+        self.files = {int(n): name for n, name in _FILE.findall(self.text)}
+        self.position = 0
+        self.counted_to, self.line_number = 0, 1
+        self.source: SourceLine | None = None
+
+    # -- statements ---------------------------------------------------------------------------------------------
+
+    def line_at(self, position: int) -> int:
+        self.line_number += self.text.count("\n", self.counted_to, position)
+        self.counted_to = position
+        return self.line_number
+
+    def next_statement(self) -> tuple[str, str, int] | None:
+        """(text, terminator, line). Terminators: `;` `{` `}` `:` or newline for the line-oriented directives."""
+        text, n = self.text, len(self.text)
+        while self.position < n and text[self.position].isspace():
+            self.position += 1
+        if self.position >= n:
+            return None
+        start = self.position
+        line = self.line_at(start)
+        if text.startswith((".loc ", ".loc\t", ".file", ".version", ".target", ".address_size", ".pragma"), start):
+            end = text.find("\n", start)
+            end = n if end < 0 else end
+            self.position = end + 1
+            return text[start:end].rstrip().rstrip(";"), "\n", line
+        depth, i = 0, start
+        while i < n:
+            c = text[i]
+            if c == "{" and depth == 0 and self._opens_block(text[start:i]):
+                self.position = i + 1
+                return text[start:i].strip(), "{", line
+            if c in "{[(":
+                depth += 1
+            elif c == "}" and depth == 0:
+                self.position = i + 1
+                return text[start:i].strip(), "}", line
+            elif c in "}])":
+                depth -= 1
+            elif c == ";" and depth == 0:
+                self.position = i + 1
+                return text[start:i].strip(), ";", line
+            elif c == ":" and depth == 0 and text[i : i + 2] != "::" and text[i - 1] != ":":
+                if re.fullmatch(r"[\w$%]+", text[start:i].strip()):
+                    self.position = i + 1
+                    return text[start:i].strip(), ":", line
+            i += 1
+        raise MalformedPTX("statement without end", line, text[start : start + 60])
+
+    @staticmethod
+    def _opens_block(head: str) -> bool:
+        head = head.strip()
+        if "=" in head:  # an initialiser list
+            return False
+        return head == "" or bool(re.match(r"(\.(visible|weak|extern)\s+)*\.(entry|func|section)", head))
+
+    # -- module level -------------------------------------------------------------------------------------------
+
+    def module(self) -> PTXFile:
+        result = PTXFile("", "", {}, [])
+        while (statement := self.next_statement()) is not None:
+            text, end, line = statement
+            if text.startswith(".version"):
+                result.version = text.split()[1]
+            elif text.startswith(".target"):
+                result.target = text.split(None, 1)[1].split(",")[0].strip()
+            elif text.startswith((".file", ".address_size", ".pragma", ".loc")):
+                if text.startswith(".address_size") and text.split()[1] != "64":
+                    raise UnsupportedPTX("only 64-bit addresses are modelled", line, text)
+            elif text.startswith(".section"):
+                self._skip_block(line)
+            elif re.match(r"(\.(visible|weak)\s+)*\.entry", text):
+                entry = self._entry(text, end, line)
+                result.entries[entry.name] = entry
+            elif ".func" in text.split("(")[0]:
+                if end == "{":
+                    raise UnsupportedPTX("device functions (.func with a body) are not modelled", line, text)
+            elif end == ";" and (variable := self._variable(text, line)):
+                result.variables.append(variable)
+            elif text or end not in ";":
+                raise UnsupportedPTX("unknown directive", line, text + end)
+        for entry in result.entries.values():
+            entry.parent_variables = result.variables
+        if not result.entries:
+            raise MalformedPTX("no .entry function in this module", 1)
+        return result
+
+    def _skip_block(self, line: int) -> None:
+        end = self.text.find("}", self.position)
+        if end < 0:
+            raise MalformedPTX(".section without end", line)
+        self.position = end + 1
+
+    def _variable(self, text: str, line: int) -> Variable | None:
+        match = _VARIABLE.match(text.strip())
+        if match is None:
+            return None
+        kind = match["type"]
+        if kind not in TYPE_BYTES:
+            raise UnsupportedPTX(f"variable type .{kind}", line, text)
+        count, sized = 1, True
+        for dim in re.findall(r"\[\s*(\d*)\s*\]", match["dims"]):
+            sized &= dim != ""
+            count *= int(dim or 0)
+        align = int(match["align"] or match["align2"] or TYPE_BYTES[kind])
+        size = count * TYPE_BYTES[kind] if sized else 0
+        init = self._initial(match["init"], kind, line) if match["init"] else b""
+        extern = ".extern" in match["linkage"] or not sized
+        return Variable(match["name"], match["space"], align, size, init, kind, extern)
+
+    def _initial(self, text: str, kind: str, line: int) -> bytes:
+        size = TYPE_BYTES[kind]
+        out = bytearray()
+        for item in re.findall(r"[^\s,{}]+", text):
+            if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", item):
+                out += int(item[2:], 16).to_bytes(4, "little")
+            elif re.fullmatch(r"0[dD][0-9a-fA-F]{16}", item):
+                out += int(item[2:], 16).to_bytes(8, "little")
+            elif re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+)U?", item):
+                out += (int(item.rstrip("U"), 0) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+            else:
+                raise UnsupportedPTX("initialiser that is not a number", line, text)
+        return bytes(out)
+
+    # -- entries ------------------------------------------------------------------------------------------------
+
+    def _entry(self, head: str, end: str, line: int) -> Entry:
+        match = re.match(r"(?:\.(?:visible|weak)\s+)*\.entry\s+([\w$]+)\s*(?:\((.*?)\)\s*)?([^()]*)$", head, re.S)
+        if match is None:
+            raise MalformedPTX("cannot read this .entry", line, head)
+        entry = Entry(match[1], line)
+        for item in (match[2] or "").split(","):
+            if item.strip():
+                parameter = self._variable(item, line)
+                if parameter is None:
+                    raise UnsupportedPTX("kernel parameter", line, item)
+                entry.parameters.append(parameter)
+        self._entry_directives(entry, match[3])
+        while end != "{":  # directives such as .maxntid may be ended by newlines of their own
+            statement = self.next_statement()
+            if statement is None:
+                raise MalformedPTX(".entry without a body", line, head)
+            text, end, _ = statement
+            self._entry_directives(entry, text)
+        self._body(entry, {})
+        return entry
+
+    @staticmethod
+    def _entry_directives(entry: Entry, text: str) -> None:
+        if match := re.search(r"\.reqntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", text):
+            x, y, z = (int(g or 1) for g in match.groups())
+            entry.required_threads = (x, y, z)
+        if match := re.search(r"\.maxntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", text):
+            x, y, z = (int(g or 1) for g in match.groups())
+            entry.max_threads = x * y * z
+
+    def _body(self, entry: Entry, outer: dict[str, str]) -> None:
+        """One `{ ... }` scope. Registers declared in an inner scope are renamed, so that scopes cannot clash."""
+        renamed = dict(outer)
+        while (statement := self.next_statement()) is not None:
+            text, end, line = statement
+            if end == "}":
+                if text:
+                    raise MalformedPTX("statement without `;`", line, text)
+                return
+            if end == "{":
+                self._body(entry, renamed)
+            elif end == ":":
+                if text in entry.labels:
+                    raise MalformedPTX("label defined twice", line, text)
+                entry.labels[text] = len(entry.instructions)
+            elif text.startswith((".loc ", ".loc\t")):
+                self.source = self._location(text, line)
+            elif text.startswith(".reg"):
+                self._registers(entry, text, line, renamed, scoped=renamed is not outer and bool(outer) or bool(entry.instructions))
+            elif text.startswith(".branchtargets"):
+                label = next(reversed(entry.labels))
+                entry.branch_targets[label] = tuple(t.strip() for t in text.split(None, 1)[1].split(","))
+            elif text.startswith((".pragma", ".file")):
+                continue
+            elif text.startswith((".shared", ".local", ".global", ".const", ".extern")):
+                variable = self._variable(text, line)
+                if variable is None:
+                    raise UnsupportedPTX("variable declaration", line, text)
+                entry.variables.append(variable)
+            elif text.startswith("."):
+                raise UnsupportedPTX("directive", line, text)
+            elif text:
+                entry.instructions.append(self._instruction(text, line, renamed))
+        raise MalformedPTX(".entry body without end", entry.line, entry.name)
+
+    def _registers(self, entry: Entry, text: str, line: int, renamed: dict[str, str], scoped: bool) -> None:
+        match = re.match(r"\.reg\s+(?:\.v\d\s+)?\.(\w+)\s+(.*)$", text, re.S)
+        if match is None or match[1] not in TYPE_BYTES:
+            raise UnsupportedPTX("register declaration", line, text)
+        for item in match[2].split(","):
+            item = item.strip()
+            if ranged := _REG_RANGE.fullmatch(item):
+                names = [f"{ranged[1]}{i}" for i in range(int(ranged[2]))]
+            else:
+                names = [item]
+            for name in names:
+                unique = name
+                if scoped:
+                    unique = f"{name}@{len(entry.registers)}"
+                    renamed[name] = unique
+                entry.registers[unique] = match[1]
+
+    def _location(self, text: str, line: int) -> SourceLine:
+        match = _LOC.match(text)
+        if match is None:
+            raise MalformedPTX("cannot read .loc", line, text)
+
+        def place(file: str, number: str, column: str | None, at: SourceLine | None) -> SourceLine:
+            return SourceLine(self.files.get(int(file), f"file {file}"), int(number), int(column or 0), at)
+
+        outer = None
+        if inlined := _INLINED.search(match[4]):
+            outer = place(inlined[1], inlined[2], inlined[3], None)
+        return place(match[1], match[2], match[3], outer)
+
+    # -- instructions -------------------------------------------------------------------------------------------
+
+    def _instruction(self, text: str, line: int, renamed: dict[str, str]) -> Instruction:
+        rest = text
+        guard, negated = None, False
+        if match := _GUARD.match(rest):
+            guard, negated = renamed.get(match[2], match[2]), match[1] == "!"
+            rest = rest[match.end() :]
+        match = _OPCODE.match(rest)
+        if match is None:
+            raise MalformedPTX("cannot read this instruction", line, text)
+        opcode = match[1]
+        reader = _Operands(rest[match.end() :], line, text, renamed)
+        return Instruction(opcode, reader.all(), guard, negated, line, " ".join(text.split()), self.source)
+
+
+class _Operands:
+    """Recursive descent over the operand list of one instruction."""
+
+    def __init__(self, text: str, line: int, whole: str, renamed: dict[str, str]) -> None:
+        self.line, self.whole, self.renamed = line, whole, renamed
+        self.tokens: list[re.Match[str]] = []
+        position = 0
+        text = text.rstrip()
+        while position < len(text):
+            match = _OPERAND.match(text, position)
+            if match is None:
+                raise MalformedPTX(f"cannot read operand at `{text[position : position + 20]}`", line, whole)
+            self.tokens.append(match)
+            position = match.end()
+        self.index = 0
+
+    def peek(self) -> str:
+        return self.tokens[self.index]["punct"] or "" if self.index < len(self.tokens) else ""
+
+    def expect(self, punct: str) -> None:
+        if self.peek() != punct:
+            raise MalformedPTX(f"expected `{punct}`", self.line, self.whole)
+        self.index += 1
+
+    def all(self) -> tuple[Operand, ...]:
+        result: list[Operand] = []
+        while self.index < len(self.tokens):
+            result.append(self.operand())
+            if self.index < len(self.tokens):
+                self.expect(",")
+        return tuple(result)
+
+    def operand(self) -> Operand:
+        if self.peek() == "{":
+            return Vec(self.list_until("{", "}"))
+        if self.peek() == "(":
+            return Vec(self.list_until("(", ")"))
+        if self.peek() == "[":
+            return self.address()
+        first = self.atom()
+        if self.peek() == "|":
+            self.index += 1
+            return Pair(first, self.atom())
+        if self.peek() == "+" and isinstance(first, Sym):  # `mov.b64 %rd1, variable+8`
+            self.index += 1
+            offset = self.atom()
+            if not isinstance(offset, Imm):
+                raise MalformedPTX("offset must be a literal", self.line, self.whole)
+            return Addr(first, int(offset.value))
+        return first
+
+    def list_until(self, opening: str, closing: str) -> tuple[Operand, ...]:
+        self.expect(opening)
+        items: list[Operand] = []
+        while self.peek() != closing:
+            items.append(self.operand())
+            if self.peek() != closing:
+                self.expect(",")
+        self.index += 1
+        return tuple(items)
+
+    def address(self) -> Operand:
+        self.expect("[")
+        base: Operand = self.operand() if self.peek() == "{" else self.atom()
+        offset = 0
+        if isinstance(base, Imm):
+            offset, base_or_none = int(base.value), None
+        elif isinstance(base, Reg | Sym):
+            base_or_none = base
+        else:
+            raise MalformedPTX("cannot read this address", self.line, self.whole)
+        while self.peek() in ("+", "-"):
+            sign = -1 if self.peek() == "-" else 1
+            self.index += 1
+            step = self.atom()
+            if not isinstance(step, Imm):
+                raise MalformedPTX("address offset must be a literal", self.line, self.whole)
+            offset += sign * int(step.value)
+        if self.peek() == ",":  # tensor copies: [map, {coordinates}]
+            raise UnsupportedPTX("address with coordinates (tensor copies) is not modelled", self.line, self.whole)
+        self.expect("]")
+        return Addr(base_or_none, offset)
+
+    def atom(self) -> Operand:
+        if self.index >= len(self.tokens):
+            raise MalformedPTX("operand missing", self.line, self.whole)
+        token = self.tokens[self.index]
+        self.index += 1
+        if token["punct"] == "-":
+            inner = self.atom()
+            if not isinstance(inner, Imm):
+                raise MalformedPTX("`-` before something that is not a number", self.line, self.whole)
+            if inner.float_bits:
+                return Imm(inner.value ^ (1 << (inner.float_bits - 1)), inner.float_bits)
+            return Imm(-inner.value)
+        if token["punct"] == "!":
+            inner = self.atom()
+            if not isinstance(inner, Reg):
+                raise MalformedPTX("`!` before something that is not a predicate", self.line, self.whole)
+            return Reg("!" + inner.name)
+        if token["float"]:
+            digits = token["float"]
+            return Imm(int(digits[2:], 16), 32 if digits[1] in "fF" else 64)
+        if token["dec"]:
+            return Imm(int.from_bytes(struct.pack("<d", float(token["dec"])), "little"), 64)
+        if token["int"]:
+            return Imm(int(token["int"], 0) if not re.fullmatch(r"0\d+", token["int"]) else int(token["int"], 8))
+        if token["name"]:
+            name = token["name"]
+            if name.startswith("%") or name in self.renamed:
+                return Reg(self.renamed.get(name, name))
+            return Sym(name)
+        raise MalformedPTX("cannot read operand", self.line, self.whole)

@@ -1,0 +1,227 @@
+"""What each byte of memory and each register knows about itself, kept only when a launch runs with `checks=True`.
+
+* Undefined data: memory nobody wrote, or that an asynchronous copy has yet to deliver, carries an *origin* (which
+  instruction is to blame). Loads move the origin into a register, arithmetic spreads it, and it is reported when it reaches
+  global memory, an address or a branch. Undefined data that nobody uses is legal.
+* Races in shared memory: one vector clock per warp, joined by barriers (Flanagan and Freund, "FastTrack", PLDI 2009, with a
+  read clock per warp and word). Two accesses of one word, one of them a write, must be ordered whatever the schedule was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numba
+import numpy as np
+
+from .memory import Region
+from .registers import Row
+
+if TYPE_CHECKING:
+    from .decode import Op
+    from .launch import Lanes, Launch
+
+NEVER_WRITTEN = 1
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Why some data is undefined."""
+
+    reason: str
+    op: Op | None
+
+    def __str__(self) -> str:
+        if self.op is None:
+            return self.reason
+        where = self.op.instruction.source
+        return f"{self.reason} ({where.chain() if where else f'PTX line {self.op.instruction.line}'})"
+
+
+@numba.njit(cache=True)
+def mark_reads(words, warps, pc, clocks, vector, writer, write_clock, write_pc, read_clock, read_pc, warps_per_cta):  # type: ignore[no-untyped-def]
+    """Records reads; returns (index of the first racing access or -1, word, other warp, other pc, how many)."""
+    bad, bad_word, other, other_pc, count = -1, -1, -1, -1, 0
+    for i in range(words.size):
+        word, warp = words[i], warps[i]
+        w = warp % warps_per_cta
+        last = writer[word]
+        if last >= 0 and last != w and vector[warp, last] < write_clock[word]:
+            count += 1
+            if bad < 0:
+                bad, bad_word, other, other_pc = i, word, last, write_pc[word]
+        read_clock[word, w] = clocks[warp]
+        read_pc[word] = pc
+    return bad, bad_word, other, other_pc, count
+
+
+@numba.njit(cache=True)
+def mark_writes(words, warps, pc, clocks, vector, writer, write_clock, write_pc, read_clock, read_pc, warps_per_cta):  # type: ignore[no-untyped-def]
+    """Records writes; a write must come after the last write and after every read. Result as `mark_reads`."""
+    bad, bad_word, other, other_pc, count = -1, -1, -1, -1, 0
+    for i in range(words.size):
+        word, warp = words[i], warps[i]
+        w = warp % warps_per_cta
+        last = writer[word]
+        culprit, culprit_pc = -1, -1
+        if last >= 0 and last != w and vector[warp, last] < write_clock[word]:
+            culprit, culprit_pc = last, write_pc[word]
+        else:
+            for r in range(warps_per_cta):
+                if r != w and vector[warp, r] < read_clock[word, r]:
+                    culprit, culprit_pc = r, read_pc[word]
+                    break
+        if culprit >= 0:
+            count += 1
+            if bad < 0:
+                bad, bad_word, other, other_pc = i, word, culprit, culprit_pc
+        writer[word] = w
+        write_clock[word] = clocks[warp]
+        write_pc[word] = pc
+    return bad, bad_word, other, other_pc, count
+
+
+class Shadow:
+    """The shadow state of one launch."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.origins: list[Origin] = [Origin("defined", None), Origin("memory that nobody wrote", None)]
+        self.origin_ids: dict[tuple[str, int], int] = {}
+        memory, code = launch.memory, launch.code
+        self.granule = code.shared_granule
+        words = memory.shared.bytes.size // self.granule
+        memory.shared.granule = self.granule
+        memory.shared.undefined = np.full(words, NEVER_WRITTEN, np.uint16)
+        if code.local_bytes:
+            memory.local.undefined = np.full(memory.local.bytes.size, NEVER_WRITTEN, np.uint16)
+        warps = launch.warps_per_cta
+        self.clocks = np.ones(launch.ctas * warps, np.uint16)
+        self.vector = np.zeros((launch.ctas * warps, warps), np.uint16)
+        self._tick(np.arange(launch.ctas * warps))
+        self.writer = np.full(words, -1, np.int8 if warps <= 32 else np.int16)
+        self.write_clock = np.zeros(words, np.uint16)
+        self.write_pc = np.full(words, -1, np.int32)
+        self.read_clock = np.zeros((words, warps), np.uint16)
+        self.read_pc = np.full(words, -1, np.int32)
+
+    # -- happens-before -----------------------------------------------------------------------------------------
+
+    def _tick(self, warps: np.ndarray) -> None:
+        self.vector[warps, warps % self.launch.warps_per_cta] = self.clocks[warps]
+
+    def join(self, cta: int, warps: np.ndarray) -> None:
+        """The warps (numbers within the CTA) meet: each knows what all of them have done."""
+        base = cta * self.launch.warps_per_cta
+        rows = base + warps
+        self.vector[rows] = self.vector[rows].max(axis=0)
+        self.clocks[rows] += 1
+        self._tick(rows)
+
+    def join_whole_ctas(self, ctas: np.ndarray) -> None:
+        """`join` of all warps of many CTAs at once."""
+        w = self.launch.warps_per_cta
+        rows = (ctas[:, None] * w + np.arange(w)).reshape(-1)
+        known = self.vector[rows].reshape(len(ctas), w, w).max(axis=1)
+        self.vector[rows] = np.repeat(known, w, axis=0)
+        self.clocks[rows] += 1
+        self._tick(rows)
+
+    def shared_access(self, op: Op, threads: np.ndarray, offsets: np.ndarray, size: int, *, write: bool) -> None:
+        """Checks one access of `size` bytes per thread; `offsets` are flat (CTA stride included)."""
+        words, repeated = self._granules(threads, offsets, size)
+        mark = mark_writes if write else mark_reads
+        bad, word, other, other_pc, count = mark(
+            words, repeated >> 5, op.index, self.clocks, self.vector, self.writer, self.write_clock, self.write_pc,
+            self.read_clock, self.read_pc, self.launch.warps_per_cta,
+        )  # fmt: skip
+        if bad < 0:
+            return
+        first = self.launch.code.ops[other_pc]
+        source = first.instruction.source
+        place = source.chain() if source else f"PTX line {first.instruction.line}"
+        offset = word * self.granule % self.launch.memory.shared_stride
+        self.launch.found(
+            "race",
+            f"{'write to' if write else 'read of'} shared memory byte {offset} is not ordered after "
+            f"warp {other}'s access at {place}; a barrier is missing between them",
+            op,
+            np.asarray([repeated[bad]]),
+            count=count,
+        )
+
+    def _granules(self, threads: np.ndarray, offsets: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+        first = offsets // self.granule
+        per = max(1, size // self.granule)
+        if per == 1:
+            return first, threads
+        return (first[:, None] + np.arange(per)).reshape(-1), np.repeat(threads, per)
+
+    # -- undefined data -----------------------------------------------------------------------------------------
+
+    def origin(self, reason: str, op: Op) -> int:
+        """The id of "this instruction made it undefined, for this reason"."""
+        key = (reason, op.index)
+        if key not in self.origin_ids:
+            self.origin_ids[key] = len(self.origins)
+            self.origins.append(Origin(reason, op))
+        return self.origin_ids[key]
+
+    def memory_origin(self, region: Region, offsets: np.ndarray, size: int) -> np.ndarray | None:
+        """The origin of each access's bytes, or None if all are defined."""
+        if region.undefined is not None:
+            first = offsets // region.granule
+            per = max(1, size // region.granule)
+            found = region.undefined[first]
+            for step in range(1, per):
+                found = np.maximum(found, region.undefined[first + step])
+            return found if found.any() else None
+        if region.written is not None:
+            written = region.written[offsets]
+            for step in range(1, size):
+                written = written & region.written[offsets + step]
+            return None if written.all() else np.where(written, 0, NEVER_WRITTEN).astype(np.uint16)
+        return None
+
+    def set_memory_origin(self, region: Region, offsets: np.ndarray, size: int, origin: np.ndarray | int) -> None:
+        if region.undefined is None:
+            return
+        first = offsets // region.granule
+        for step in range(max(1, size // region.granule)):
+            region.undefined[first + step] = origin
+
+    def get(self, rows: tuple[Row, ...], lanes: Lanes) -> np.ndarray | None:
+        """The combined origin of some registers on these lanes, or None."""
+        poison = self.launch.regs.poison
+        combined: np.ndarray | None = None
+        for row in rows:
+            if row in poison:
+                values = poison[row][lanes.sel]
+                combined = values if combined is None else np.maximum(combined, values)
+        return combined if combined is not None and combined.any() else None
+
+    def set(self, row: Row, lanes: Lanes, origin: np.ndarray | None) -> None:
+        poison = self.launch.regs.poison
+        if row not in poison:
+            if origin is None:
+                return
+            poison[row] = np.zeros(self.launch.threads, np.uint16)
+        poison[row][lanes.sel] = 0 if origin is None else origin
+        if origin is None and (lanes.count == self.launch.threads or not poison[row].any()):
+            del poison[row]
+
+    def propagate(self, op: Op, lanes: Lanes) -> None:
+        """After an ordinary instruction: results are undefined where an operand or the guard was."""
+        poison = self.launch.regs.poison
+        if not poison:
+            return
+        origin = self.get(op.reads, lanes)
+        for row in op.writes:
+            self.set(row, lanes, origin)
+
+    def report_use(self, op: Op, lanes: Lanes, origin: np.ndarray, what: str) -> None:
+        """Undefined data reached something that matters."""
+        bad = np.flatnonzero(origin)
+        cause = self.origins[int(origin[bad[0]])]
+        self.launch.found("undefined data", f"{what} comes from {cause}", op, lanes.threads()[bad])
