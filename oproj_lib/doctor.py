@@ -102,7 +102,7 @@ class Machine:
 
 def examine() -> Machine:
     """Look at this machine. Runs nothing on a GPU and changes nothing."""
-    cuda = _cuda()
+    cuda = find_cuda()
     return Machine(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         processor=_processor(),
@@ -167,7 +167,8 @@ def _nvdisasm() -> str | None:
     return next((str(path) for path in paths if os.access(path, os.X_OK)), None)
 
 
-def _cuda() -> Cuda:
+def find_cuda() -> Cuda:
+    """The CUDA driver and its GPUs, or why there are none."""
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
         return Cuda(None, (), "cuda-bindings is not installed, so no CUDA driver was looked for")
     from cuda.bindings import driver

@@ -13,13 +13,18 @@ import nbformat
 from nbconvert.exporters import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
-# JupyterLab's page without what it would fetch: RequireJS, MathJax, Mermaid and the widget manager.
+# JupyterLab's page without what it would fetch (RequireJS, MathJax, Mermaid, the widget manager) and with the
+# alternative text of pictures, which nbconvert's own templates leave out.
 _TEMPLATE = """
 {%- extends "lab/index.html.j2" -%}
 {%- block html_head_js -%}{%- endblock -%}
 {%- block jupyter_widgets -%}{%- endblock -%}
 {%- block html_head_js_mathjax -%}{%- endblock -%}
 {%- block html_head_js_mermaidjs -%}{%- endblock -%}
+{%- block data_png scoped -%}
+{%- set alt = output | get_metadata("alt", "image/png") or "" -%}
+{{ super() | replace("<img ", '<img alt="' ~ (alt | escape_html) ~ '" ', 1) }}
+{%- endblock -%}
 """
 _LOADS = re.compile(
     r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)\s*=\s*["']?(?:https?:)?//[^"'\s>]*""", re.I

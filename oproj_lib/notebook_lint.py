@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import os
 import re
 import tokenize
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -27,10 +29,20 @@ def read(path: str | os.PathLike[str]) -> nbformat.NotebookNode:
     Raises:
         FileNotFoundError, ValueError: if it is missing, or not a notebook.
     """
+    # Not nbformat.read, which mends missing and repeated cell ids as it reads.
     try:
-        return nbformat.read(os.fspath(path), as_version=nbformat.NO_CONVERT)
-    except nbformat.reader.NotJSONError as error:
-        raise ValueError(f"{path}: not a notebook (it is not JSON)") from error
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: not a notebook (it is not JSON: {error})") from error
+    if not isinstance(content, dict) or "cells" not in content or "nbformat" not in content:
+        raise ValueError(f"{path}: not a notebook of format 4 (it has no cells)")
+    return nbformat.from_dict(_joined(content))
+
+
+def _joined(content: dict[str, Any]) -> dict[str, Any]:
+    """Sources as text: on disk they may be lists of lines."""
+    cells = [{**cell, "source": "".join(cell.get("source", ""))} for cell in content["cells"]]
+    return {**content, "cells": cells}
 
 
 def parameters_cell(notebook: nbformat.NotebookNode, path: str | os.PathLike[str]) -> nbformat.NotebookNode:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import nbformat
 import papermill
 import psutil
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
@@ -174,9 +175,10 @@ def _execute(
             folder=str(source.parent),
         )
     except PapermillExecutionError as error:
-        where = f"cell {error.cell_index} (In [{error.exec_count}])"
-        trace = _ANSI.sub("", "\n".join(error.traceback))
-        problem = f"{where}: {error.ename}: {error.evalue}\n{trace}"
+        where = f"cell {error.cell_index}, `{error.source.strip().splitlines()[0]}`,"
+        # A magic that does not exist leaves no traceback, only a line on stderr.
+        trace = _ANSI.sub("", "\n".join(error.traceback)) or _failed_text(executed)
+        problem = f"{where} raised {error.ename}: {error.evalue}\n{trace}"
         raise NotebookFailed(_message(source, given, [problem]), executed) from error
     except CellTimeoutError as error:
         problem = f"a cell took more than {cell_timeout:g} s: {error}"
@@ -221,6 +223,15 @@ def _text(cell: NotebookNode) -> str:
     return _ANSI.sub("", "".join(parts))
 
 
+def _failed_text(executed: Path) -> str:
+    cells = [
+        cell
+        for cell in nbformat.read(executed, as_version=4).cells
+        if cell.metadata.get("papermill", {}).get("exception")
+    ]
+    return "".join(_text(cell) for cell in cells if cell.cell_type == "code")
+
+
 def _results(notebook: NotebookNode) -> tuple[str, ...]:
     return tuple(
         _text(cell) for cell in notebook.cells if cell.cell_type == "code" and "result" in tags(cell)
@@ -245,12 +256,16 @@ class _ThisInterpreter(KernelSpecManager):
 
 
 class _Client(PapermillNotebookClient):
+    log_path: Path  # what the kernel process itself prints, outside of any cell
+
     @contextlib.contextmanager
     def setup_kernel(self, **kwargs: Any) -> Iterator[None]:
-        """As in the base class, but one kernel at a time picks its ports, over all processes of this user."""
+        """As in the base class, but kernels start one at a time, over all processes of this user."""
         with contextlib.ExitStack() as stack:
+            log = stack.enter_context(self.log_path.open("wb"))
             with _start_lock():
-                stack.enter_context(super().setup_kernel(cleanup_kc=True, **kwargs))
+                kernel = super().setup_kernel(cleanup_kc=True, stdout=log, stderr=log, **kwargs)
+                stack.enter_context(kernel)
             yield
 
 
@@ -270,15 +285,20 @@ class _Engine(Engine):
         cls, nb_man: Any, kernel_name: str, *, execution_timeout: float, folder: str, **_: Any
     ) -> NotebookNode:
         mark = uuid.uuid4().hex
-        with tempfile.TemporaryDirectory(prefix="oproj-ipython-") as ipython:
+        with tempfile.TemporaryDirectory(prefix="oproj-kernel-") as home:
             specs = _ThisInterpreter()
             specs.environment = {
                 _MARK: mark,
-                "IPYTHONDIR": ipython,  # no start-up files of the user, no shared history database
+                "IPYTHONDIR": home,  # no start-up files of the user, no shared history database
                 "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # figures become outputs
                 "PYTHONUNBUFFERED": "1",  # printf of a kernel on a device arrives in its cell
             }
-            manager = AsyncKernelManager(kernel_name=kernel_name, kernel_spec_manager=specs)
+            manager = AsyncKernelManager(
+                kernel_name=kernel_name,
+                kernel_spec_manager=specs,
+                transport="ipc",  # sockets in a folder of its own: nothing listens on a port
+                connection_file=str(Path(home) / "kernel.json"),
+            )
             client = _Client(
                 nb_man,
                 km=manager,
@@ -287,8 +307,12 @@ class _Engine(Engine):
                 kernel_name=kernel_name,
                 resources={"metadata": {"path": folder}},
             )
+            client.log_path = Path(home) / "kernel.log"
             try:
                 return cast(NotebookNode, client.execute())
+            except RuntimeError as error:  # it died while starting, or later (DeadKernelError)
+                log = client.log_path.read_text(errors="replace").strip()
+                raise DeadKernelError(f"{error}\n{log}".strip()) from error
             finally:
                 end_marked_processes(mark)
 

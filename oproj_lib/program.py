@@ -1,15 +1,17 @@
 """Program: a compiled kernel with all that a launch needs, whatever runs it, and its cache on disk.
 
-    producer object + target  --build_producer-->  Program  --> virtual GPU (its PTX) or a real one (its cubin)
+    producer object + target  --build_producer-->  Program  --> virtual GPU (its PTX) or a real one (its
+    cubin)
 
-A cache entry is a directory named by a SHA-256 over what the result depends on: the source files of kernels and layouts, the
-configuration, the target, the shapes, and the versions of compiler and Python (which write the source columns into the PTX).
-It holds ``program.json``, ``kernel.ptx`` and ``kernel.cubin``; the JSON carries the files' hashes, and an entry that does not match is
-rebuilt with a warning. Entries appear by rename, so processes may share a cache. Nothing is unpickled.
+A cache entry is a directory named by a SHA-256 over what the result depends on: the source files of kernels
+and layouts, the configuration, the target, the shapes, and the versions of compiler and Python (which write
+the source columns into the PTX). It holds ``program.json``, ``kernel.ptx`` and ``kernel.cubin``; the JSON
+carries the files' hashes, and an entry that does not match is rebuilt with a warning. Entries appear by
+rename, so processes may share a cache. Nothing is unpickled.
 
-The PTX names its source files relative to the directory that holds the package (``oproj_lib/kernels/producer.py``), so an entry made
-in one checkout is right in another; ``source_path`` finds the file. The cubin keeps the absolute paths of the machine that compiled it;
-only profilers read those.
+The PTX names its source files relative to the directory that holds the package
+(``oproj_lib/kernels/producer.py``), so an entry made in one checkout is right in another; ``source_path``
+finds the file. The cubin keeps the absolute paths of the machine that compiled it; only profilers read those.
 
 Reading a cached Program needs neither CuTe DSL nor a GPU.
 """
@@ -17,6 +19,7 @@ Reading a cached Program needs neither CuTe DSL nor a GPU.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import importlib.metadata
 import json
 import os
@@ -30,6 +33,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oproj_lib.cubin import resources
+from oproj_lib.kernels.configuration import REGISTER_LIMIT, THREADS
 from oproj_lib.problem import CTAS, N
 
 if TYPE_CHECKING:
@@ -54,7 +59,8 @@ class CorruptEntryError(ValueError):
 class Parameter:
     """One kernel parameter, in launch order.
 
-    kind: "tensor" (a device pointer, 8 bytes), "address" (a 64-bit address as a number) or "scalar". shape is () unless a tensor.
+    kind: "tensor" (a device pointer, 8 bytes), "address" (a 64-bit address as a number) or "scalar". shape is
+    () unless a tensor.
     """
 
     name: str
@@ -65,7 +71,8 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled kernel: PTX, cubin, and how to launch it. Sizes in bytes, grid and block in blocks and threads."""
+    """A compiled kernel: PTX, cubin, and how to launch it. Sizes in bytes, grid and block in blocks and
+    threads."""
 
     name: str
     target: str
@@ -98,7 +105,8 @@ class Program:
     def load(directory: Path) -> Program:
         """Read an entry.
 
-        Raises FileNotFoundError where there is none, CorruptEntryError (a ValueError) where hashes, fields or files do not fit.
+        Raises FileNotFoundError where there is none, CorruptEntryError (a ValueError) where hashes, fields or
+        files do not fit.
         """
         if not directory.is_dir():
             raise FileNotFoundError(f"no program at {directory}")
@@ -137,7 +145,8 @@ def source_path(name: str) -> Path:
 
 
 def cache_directory() -> Path:
-    """$OPROJ_CACHE, or the platform's cache directory: $XDG_CACHE_HOME/oproj_lib, by default ~/.cache/oproj_lib."""
+    """$OPROJ_CACHE, or the platform's cache directory: $XDG_CACHE_HOME/oproj_lib, by default
+    ~/.cache/oproj_lib."""
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
         return Path(chosen)
@@ -153,18 +162,20 @@ def build_producer(
     mailbox_tokens: int,
     cache: Path | str | None = DEFAULT_CACHE,
 ) -> Program:
-    """Compile the split kernel of ``producer`` for x [batch, k] and a mailbox [mailbox_slots, mailbox_tokens, 7168], or find it cached.
+    """Compile the split kernel of ``producer`` for x [batch, k] and a mailbox [mailbox_slots, mailbox_tokens,
+    7168], or find it cached.
 
     cache: a directory, "default" (see ``cache_directory``), or None to compile always.
 
-    Raises ValueError for an unknown target, a batch that does not fit, or a mailbox that cannot hold it; RuntimeError when CuTe DSL is
-    missing, or made something else than the object says.
+    Raises ValueError for an unknown target, a batch that does not fit, or a mailbox that cannot hold it;
+    RuntimeError when CuTe DSL is missing, or made something else than the object says.
     """
     check_target(target)
     plan = producer.plan(batch)
     check_mailbox(batch, mailbox_slots, mailbox_tokens)
     config: dict[str, int | str] = {
         "engine": "producer",
+        "kernel": kernel_identity(type(producer)),
         **asdict(producer.config),
         "transport": producer.transport.name,
         "policy": producer.policy,
@@ -184,8 +195,26 @@ def build_producer(
     return _cached(directory / key[:2] / key, key, build)
 
 
+def kernel_identity(kernel: type) -> str:
+    """Names the class that wrote a kernel. A subclass from elsewhere carries a hash of its own source, since the sources of
+    this package, which every key covers, do not say what it does.
+
+    Raises ValueError when the source of such a class cannot be read.
+    """
+    name = f"{kernel.__module__}.{kernel.__qualname__}"
+    own = [cls for cls in kernel.__mro__ if cls is not object and not cls.__module__.startswith("oproj_lib.kernels.")]
+    if not own:
+        return name
+    try:
+        text = "".join(inspect.getsource(cls) for cls in own)
+    except (OSError, TypeError) as error:
+        raise ValueError(f"the source of {name} cannot be read ({error}): define it in a file or a notebook cell") from error
+    return f"{name}@{_sha256(text.encode())[:16]}"
+
+
 def check_mailbox(batch: int, slots: int, tokens: int) -> None:
-    """Raises ValueError unless a mailbox [slots, tokens, 7168] holds ``batch`` tokens and 32-bit element offsets reach its end."""
+    """Raises ValueError unless a mailbox [slots, tokens, 7168] holds ``batch`` tokens and 32-bit element
+    offsets reach its end."""
     if slots < 1:
         raise ValueError(f"mailbox_slots = {slots}: a mailbox has at least 1 slot")
     if tokens < batch:
@@ -250,7 +279,7 @@ def _cached(entry: Path, key: str, build: Any) -> Program:
             except OSError:
                 if not entry.exists():
                     raise
-            try:  # someone else's entry, or the corrupt one: out of the way, the scratch directory goes with it
+            try:  # another process's entry, or the corrupt one: out of the way
                 os.replace(entry, old)
             except FileNotFoundError:
                 continue
@@ -287,8 +316,6 @@ def _program(
     compiled: Any, config: dict[str, int | str], key: str, target: str, shared_bytes: int
 ) -> Program:
     """Package what the compiler made. Raises RuntimeError where launch facts are not what the object says."""
-    from oproj_lib.kernels.configuration import THREADS
-
     ptx = relative_sources(compiled.__ptx__)
     entries = re.findall(r"\.entry\s+(\w+)", ptx)
     if len(entries) != 1:
@@ -297,6 +324,12 @@ def _program(
     if launched != shared_bytes:
         raise RuntimeError(
             f"the launch asks for {launched} bytes of dynamic shared memory, the plan says {shared_bytes}"
+        )
+    used = resources(compiled.__cubin__, entries[0])
+    if used.stack_bytes or used.registers > REGISTER_LIMIT:
+        raise RuntimeError(
+            f"ptxas uses {used.registers} registers (limit {REGISTER_LIMIT}) and spills {used.stack_bytes} "
+            f"bytes per thread for {config}: the estimate of kernels.configuration is wrong"
         )
     k, batch = int(config["k"]), int(config["batch"])
     mailbox = (int(config["mailbox_slots"]), int(config["mailbox_tokens"]), N)
@@ -325,7 +358,8 @@ def _program(
 
 
 def relative_sources(ptx: str) -> str:
-    """``.file`` lines of this package's files made relative to the directory that holds the package; others stay."""
+    """``.file`` lines of this package's files made relative to the directory that holds the package; others
+    stay."""
     root = re.escape(PACKAGE.parent.as_posix() + "/")
     return re.sub(rf'^(\s*\.file\s+\d+\s+"){root}', r"\1", ptx, flags=re.MULTILINE)
 
@@ -333,8 +367,9 @@ def relative_sources(ptx: str) -> str:
 def launch_facts(module: str) -> tuple[int, bool]:
     """(dynamic shared bytes, PDL attribute set) of the launch in CuTe DSL's lowered host code.
 
-    The host code fills a ``cudaLaunchConfig_t``: field 2 is ``dynamicSmemBytes``, and each attribute has its id stored in field 0;
-    id 6 is ``cudaLaunchAttributeProgrammaticStreamSerialization`` (CUDA Runtime API, cudaLaunchAttributeID).
+    The host code fills a ``cudaLaunchConfig_t``: field 2 is ``dynamicSmemBytes``, and each attribute has its
+    id stored in field 0; id 6 is ``cudaLaunchAttributeProgrammaticStreamSerialization`` (CUDA Runtime API,
+    cudaLaunchAttributeID).
 
     Raises RuntimeError when the code does not have that form.
     """

@@ -1,26 +1,26 @@
 """What ptxas made of a kernel: registers, stack, and whether the weight preload is still a preload.
 
-A preload that looks right in Python and in the PTX can be gone in the machine code: ptxas sinks non-coherent loads
-(``ld.global.nc``) below ``griddepcontrol.wait``. ``check_sass`` disassembles the cubin (nvdisasm, no GPU needed) and counts the
-weight loads on either side of the wait.
+A preload that looks right in Python and in the PTX can be gone in the machine code: ptxas sinks non-coherent
+loads (``ld.global.nc``) below ``griddepcontrol.wait``. ``check_sass`` disassembles the cubin (nvdisasm, no
+GPU needed) and counts the weight loads on either side of the wait.
 
-Sources: CUDA Binary Utilities ("nvdisasm", "Instruction Set Reference"): LDG = global load, LDGSTS = ``cp.async``, ACQBULK =
-``griddepcontrol.wait``, PREEXIT = ``griddepcontrol.launch_dependents``, LDL / STL = local memory, that is spills. The ELF format is the
-System V gABI's; section ``.nv.info`` holds NVIDIA's attributes, each (format, attribute, size or value).
+Sources: CUDA Binary Utilities ("nvdisasm", "Instruction Set Reference"): LDG = global load, LDGSTS =
+``cp.async``, ACQBULK = ``griddepcontrol.wait``, PREEXIT = ``griddepcontrol.launch_dependents``, LDL / STL =
+local memory, that is spills. The ELF format is the System V gABI's; section ``.nv.info`` holds NVIDIA's
+attributes, each (format, attribute, size or value).
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
-import struct
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from oproj_lib.kernels.configuration import SHARED_LIMIT, Configuration
+from oproj_lib.cubin import resources
+from oproj_lib.kernels.configuration import REGISTER_LIMIT, SHARED_LIMIT, Configuration
 from oproj_lib.program import Program
 
 WAIT = "ACQBULK"
@@ -28,17 +28,13 @@ TRIGGER = "PREEXIT"
 ASYNC_COPY = "LDGSTS"
 NVDISASM_PACKAGE = "nvidia-cuda-nvdisasm"
 
-_ELF_SECTION = struct.Struct("<IIQQQQIIQQ")
-_ELF_SYMBOL_BYTES = 24
-_NO_CONTENTS = 8  # SHT_NOBITS
-_SIZED_VALUE = 0x04
-_FRAME_SIZE, _REGISTER_COUNT = 0x11, 0x2F
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?(?P<text>[^;]*);")
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One machine instruction: its address in bytes, predicate ("" or "@P0", ...), opcode with modifiers, and operands."""
+    """One machine instruction: its address in bytes, predicate ("" or "@P0", ...), opcode with modifiers, and
+    operands."""
 
     address: int
     predicate: str
@@ -135,39 +131,14 @@ def disassemble(cubin: bytes) -> dict[str, tuple[Instruction, ...]]:
     return {name: tuple(code) for name, code in kernels.items()}
 
 
-def resources(cubin: bytes, kernel: str) -> tuple[int, int, int]:
-    """(registers per thread, stack bytes per thread, static shared bytes per block) that ptxas recorded.
-
-    Raises ValueError when the cubin is no ELF file or has no such kernel.
-    """
-    sections = list(_sections(cubin))
-    index = {name: number for number, name in enumerate(_symbols(sections))}
-    if kernel not in index:
-        raise ValueError(f"no kernel {kernel!r} in this cubin")
-    found: dict[int, int] = {}
-    for name, _, data in sections:
-        if name == ".nv.info":
-            for attribute, payload in _attributes(data):
-                if attribute in (_FRAME_SIZE, _REGISTER_COUNT):
-                    symbol, value = struct.unpack("<II", payload)
-                    if symbol == index[kernel]:
-                        found[attribute] = value
-    missing = {_FRAME_SIZE, _REGISTER_COUNT} - found.keys()
-    if missing:
-        raise ValueError(
-            f"the cubin's .nv.info lacks attributes {[hex(a) for a in sorted(missing)]} of {kernel!r}"
-        )
-    shared = sum(size for name, size, _ in sections if name == f".nv.shared.{kernel}")
-    return found[_REGISTER_COUNT], found[_FRAME_SIZE], shared
-
-
 def check_sass(program: Program) -> SassReport:
     """Read a producer's machine code and say what is wrong with it, if anything.
 
-    Wrong is: a weight load that belongs before the PDL wait and is not there, a number of waits or triggers other than one, local memory,
-    more registers than the object said, more shared memory than a block has.
+    Wrong is: a weight load that belongs before the PDL wait and is not there, a number of waits or triggers
+    other than one, local memory, more registers than the object said, more shared memory than a block has.
 
-    Raises FileNotFoundError without nvdisasm, ValueError for a program that is no producer or whose cubin cannot be read.
+    Raises FileNotFoundError without nvdisasm, ValueError for a program that is no producer or whose cubin
+    cannot be read.
     """
     if program.config.get("engine") != "producer":
         raise ValueError(
@@ -177,7 +148,7 @@ def check_sass(program: Program) -> SassReport:
     config = Configuration(**values)
     plan = config.plan(int(program.config["batch"]))
     code = disassemble(program.cubin)[program.entry]
-    registers, stack, static_shared = resources(program.cubin, program.entry)
+    used = resources(program.cubin, program.entry)
     waits = [instruction.address for instruction in code if instruction.name == WAIT]
     first_wait = min(waits, default=-1)
     preloads = {
@@ -192,7 +163,7 @@ def check_sass(program: Program) -> SassReport:
     }
     spills = sum(1 for i in code if i.name in ("LDL", "STL"))
     triggers = sum(1 for i in code if i.name == TRIGGER)
-    shared = static_shared + program.dynamic_shared_bytes
+    shared = used.static_shared_bytes + program.dynamic_shared_bytes
     problems = [
         f"{preloads[kind]} of {count} 16-byte {kind} weight loads stand before {WAIT}"
         for kind, count in expected.items()
@@ -202,24 +173,25 @@ def check_sass(program: Program) -> SassReport:
         problems.append(f"{len(waits)} {WAIT} (griddepcontrol.wait), expected 1")
     if triggers != 1:
         problems.append(f"{triggers} {TRIGGER} (griddepcontrol.launch_dependents), expected 1")
-    if spills or stack:
+    if spills or used.stack_bytes:
         problems.append(
-            f"{spills} local-memory instructions and {stack} bytes of stack per thread, expected none"
+            f"{spills} local-memory instructions, {used.stack_bytes} bytes of stack per thread, expected none"
         )
-    if registers > plan.register_bound:
-        problems.append(f"{registers} registers per thread, the object says at most {plan.register_bound}")
+    if used.registers > REGISTER_LIMIT:
+        problems.append(f"{used.registers} registers per thread, the launch has {REGISTER_LIMIT}")
     if program.dynamic_shared_bytes != plan.shared_bytes:
         problems.append(
-            f"{program.dynamic_shared_bytes} bytes of dynamic shared memory, the object says {plan.shared_bytes}"
+            f"{program.dynamic_shared_bytes} dynamic shared bytes, the plan says {plan.shared_bytes}"
         )
     if shared > SHARED_LIMIT:
         problems.append(
-            f"{static_shared} static + {program.dynamic_shared_bytes} dynamic bytes exceed {SHARED_LIMIT}"
+            f"{used.static_shared_bytes} static + {program.dynamic_shared_bytes} dynamic shared bytes exceed "
+            f"{SHARED_LIMIT}"
         )
     return SassReport(
         kernel=program.entry,
-        registers=registers,
-        stack_bytes=stack,
+        registers=used.registers,
+        stack_bytes=used.stack_bytes,
         spills=spills,
         shared_bytes=shared,
         weight_loads_before_wait=sum(preloads.values()),
@@ -230,36 +202,3 @@ def check_sass(program: Program) -> SassReport:
         instructions=len(code),
         problems=tuple(problems),
     )
-
-
-def _sections(cubin: bytes) -> Iterator[tuple[str, int, bytes]]:
-    """(name, size, contents) of every ELF section; a section without contents (.nv.shared) still has its size."""
-    if cubin[:5] != b"\x7fELF\x02":
-        raise ValueError(f"this cubin of {len(cubin)} bytes is no 64-bit ELF file")
-    (table,) = struct.unpack_from("<Q", cubin, 0x28)
-    count, names_index = struct.unpack_from("<HH", cubin, 0x3C)
-    headers = [_ELF_SECTION.unpack_from(cubin, table + i * _ELF_SECTION.size) for i in range(count)]
-    names = headers[names_index][4]
-    for name, kind, _, _, offset, size, *_ in headers:
-        end = cubin.index(b"\0", names + name)
-        contents = b"" if kind == _NO_CONTENTS else cubin[offset : offset + size]
-        yield cubin[names + name : end].decode(), size, contents
-
-
-def _symbols(sections: list[tuple[str, int, bytes]]) -> list[str]:
-    """Names of the ELF symbols, by symbol number."""
-    contents = {name: data for name, _, data in sections}
-    table, names = contents.get(".symtab", b""), contents.get(".strtab", b"")
-    starts = [struct.unpack_from("<I", table, at)[0] for at in range(0, len(table), _ELF_SYMBOL_BYTES)]
-    return [names[start : names.index(b"\0", start)].decode() for start in starts]
-
-
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(attribute, payload) of a .nv.info section; attributes whose value is in the header have an empty payload."""
-    at = 0
-    while at < len(data):
-        form, attribute, size = struct.unpack_from("<BBH", data, at)
-        at += 4
-        payload = data[at : at + size] if form == _SIZED_VALUE else b""
-        at += len(payload)
-        yield attribute, payload

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -145,7 +146,7 @@ def test_matmul(
     exact: bool,
     schedule: str | int,
 ) -> None:
-    """Pipelined: cp.async into three stages, ldmatrix, mma.sync (tiles of 32 rows are too small for wgmma)."""
+    """Pipelined: cp.async into three stages, ldmatrix, mma.sync (32 rows are too few for wgmma)."""
     types = f"a:*{kind} b:*{kind} c:*{out_kind} m:i32 n:i32 k:i32"
     tiles = {"BLOCK_M": 32, "BLOCK_N": 32 if kind == "fp16" else 64, "BLOCK_K": 32}
     kernel = compile_kernel(
@@ -167,3 +168,35 @@ def test_matmul(
     wanted = left @ right
     rounding = np.abs(wanted) * float(ml_dtypes.finfo(FLOAT_TYPES[out_kind]).eps)
     assert (np.abs(c - wanted) <= k * F32_STEP * (np.abs(left) @ np.abs(right)) + rounding).all()
+
+
+def test_a_removed_synchronisation_is_reported(compile_kernel: Compile) -> None:
+    """Each barrier and each wait of the pipelined matmul is needed: without it, some schedule has a finding."""
+    m, n, k = 45, 112, 160
+    types = "a:*fp16 b:*fp16 c:*fp16 m:i32 n:i32 k:i32"
+    aligned, tiles = ["a", "b", "c", "n", "k"], {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32}
+    kernel = compile_kernel("matmul", 90, types, aligned, {"num_stages": 3}, **tiles)
+    text = kernel.asm["ptx"]
+    a, b, c = (np.ones(shape, np.float16) for shape in ((m, k), (k, n), (m, n)))
+    points = list(re.finditer(r"(bar\.sync|cp\.async\.wait_group)[^;]*;", text))
+    assert {point[1] for point in points} == {"bar.sync", "cp.async.wait_group"}
+    silent = []
+    for point in points:
+        broken = text[: point.start()] + text[point.end() :]
+        shared = kernel.metadata.shared
+        reports = [
+            vgpu.run_ptx(
+                broken,
+                kernel.metadata.name,
+                (2, 4),
+                128,
+                [a, b, c, m, n, k, 0, 0],
+                dynamic_shared_bytes=shared,
+                checks=True,
+                schedule=schedule,
+            )
+            for schedule in SCHEDULES
+        ]
+        if all(report.ok for report in reports):
+            silent.append(point[0])
+    assert silent == []

@@ -1,7 +1,8 @@
 """Which producer builds exist. Every rule stands here once; nothing here needs CuTe DSL or a GPU.
 
-A configuration is (k, staged_blocks, rows, group_tiles); a plan is what it means for one batch size: x path, shared memory,
-registers. Invalid ones raise ValueError with the arithmetic that failed and the choices that are left.
+A configuration is (k, staged_blocks, rows, group_tiles); a plan is what it means for one batch size: x path,
+shared memory, registers. Invalid ones raise ValueError with the arithmetic that failed and the choices that
+are left.
 """
 
 from __future__ import annotations
@@ -21,10 +22,17 @@ MAX_GROUP_TILES = 8
 MAX_BATCH = THREADS // 8
 REGISTER_PATH_K = 768
 """The x fragments of one token tile fit beside the weights in registers at K = 768 and not at 1536."""
+RECOMMENDED_STAGED = 4
 SHARED_LIMIT = 227 * 1024
-"""Dynamic shared memory of one block on sm_90 and sm_100 (CUDA C++ Programming Guide, "Technical Specifications")."""
+"""Dynamic shared memory of one block on sm_90 and sm_100 (CUDA C++ Programming Guide, "Technical
+Specifications")."""
 REGISTER_LIMIT = 65536 // THREADS
 """Registers per thread: a block of 512 threads has the SM's 64 K registers to itself."""
+
+OTHER_REGISTERS = 4
+"""Calibrated on 4.8.1's ptxas, see ``Configuration.register_need``."""
+RING_OVERLAP_REGISTERS = {1: 16, 2: 16, 4: 44}
+"""By rows per warp; calibrated likewise."""
 
 
 class XPath(Enum):
@@ -47,7 +55,7 @@ class Plan:
     staged_bytes: int
     x_bytes: int
     partial_bytes: int
-    register_bound: int
+    register_need: int
 
     @property
     def shared_bytes(self) -> int:
@@ -59,8 +67,9 @@ class Plan:
 class Configuration:
     """A producer build, checked when created.
 
-    k: columns of W on this rank; staged_blocks: K blocks of 32 per warp whose weights go to shared memory, the rest stays in
-    registers; rows: 16-row tiles per warp; group_tiles: 8-token tiles per ring group, 0 for no ring.
+    k: columns of W on this rank; staged_blocks: K blocks of 32 per warp whose weights go to shared memory,
+    the rest stays in registers; rows: 16-row tiles per warp; group_tiles: 8-token tiles per ring group, 0 for
+    no ring.
     """
 
     k: int
@@ -71,29 +80,27 @@ class Configuration:
     def __post_init__(self) -> None:
         if self.rows not in ROW_CHOICES:
             raise ValueError(
-                f"rows = {self.rows}: a warp owns 1, 2 or 4 of the CTA's four row tiles; choose from {ROW_CHOICES}"
+                f"rows = {self.rows}: a warp owns 1, 2 or 4 of four row tiles; choose from {ROW_CHOICES}"
             )
         if not 0 <= self.group_tiles <= MAX_GROUP_TILES:
             raise ValueError(
-                f"group_tiles = {self.group_tiles}: 8 tokens * 8 chunks * {self.group_tiles} tiles must be 0 to {THREADS} "
-                f"publishing threads; choose 0 (no ring) to {MAX_GROUP_TILES}"
+                f"group_tiles = {self.group_tiles}: {self.group_tiles} tiles * 8 tokens * 8 chunks = "
+                f"{64 * self.group_tiles} publishing threads, a CTA has {THREADS}; choose 0 (no ring) to "
+                f"{MAX_GROUP_TILES}"
             )
-        if self.k <= 0 or self.k % (BLOCK_K * self.parts):
+        step = BLOCK_K * self.parts
+        if self.k <= 0 or self.k % step:
             raise ValueError(
-                f"k = {self.k} is not a positive multiple of 32 * parts = {BLOCK_K} * {self.parts} = {BLOCK_K * self.parts} "
-                f"(rows = {self.rows}, parts = 4 * rows); rows that fit k: {_rows_that_fit(self.k)}"
+                f"k = {self.k} is not a positive multiple of 32 * parts = 32 * {self.parts} = {step} "
+                f"(parts = 4 * rows, rows = {self.rows}); rows that fit this k: {_rows_that_fit(self.k)}"
             )
         if not 0 <= self.staged_blocks <= self.kblocks:
             raise ValueError(
-                f"staged_blocks = {self.staged_blocks}: a warp has k / (32 * parts) = {self.k} / {BLOCK_K * self.parts} = "
+                f"staged_blocks = {self.staged_blocks}: a warp has k / (32 * parts) = {self.k} / {step} = "
                 f"{self.kblocks} K blocks; choose 0 to {self.kblocks}"
             )
         self.path  # noqa: B018  raises when no x path exists
-        if self.register_bound > REGISTER_LIMIT:
-            raise ValueError(self._too_many_registers())
-        smallest = self._plan(1)
-        if smallest.shared_bytes > SHARED_LIMIT:
-            raise ValueError(self._too_much_shared(smallest))
+        self._check(self._plan(1))
 
     @property
     def parts(self) -> int:
@@ -125,37 +132,52 @@ class Configuration:
         if self.staged_blocks:
             return XPath.SHARED
         raise ValueError(
-            f"k = {self.k}, staged_blocks = 0, group_tiles = 0 has no x path: choose k = {REGISTER_PATH_K} (x in registers), "
-            f"staged_blocks 1 to {self.kblocks} (x in shared memory), or group_tiles 1 to {MAX_GROUP_TILES} (x in a ring)"
+            f"k = {self.k}, staged_blocks = 0, group_tiles = 0 has no x path: choose k = {REGISTER_PATH_K} "
+            f"(x in registers), staged_blocks 1 to {self.kblocks} (x in shared memory), or group_tiles 1 to "
+            f"{MAX_GROUP_TILES} (x in a ring)"
         )
+
+    def settings(self) -> dict[str, int]:
+        """All but k, as keyword arguments."""
+        return {"staged_blocks": self.staged_blocks, "rows": self.rows, "group_tiles": self.group_tiles}
 
     @property
     def weight_registers(self) -> int:
         """Registers that hold weights: 2 chunks of 4 words per block and row tile."""
         return 2 * 4 * self.register_blocks * self.rows
 
-    @property
-    def register_bound(self) -> int:
-        """Upper bound of the registers a thread needs (TO CALIBRATE)."""
-        return 0
+    def register_need(self, tiles_per_group: int, groups: int) -> int:
+        """Registers per thread below which ptxas spills.
+
+        Weights, accumulators and the x words of one K block are live together, whatever the schedule. What
+        ptxas needs on top (addresses, a second x chunk in flight) is calibrated: every configuration compiled
+        for both targets, local memory counted. Beyond one ring group the previous group is published beside
+        the MMAs, which costs more with 16 K parts. The estimate errs on the safe side: a few ring builds that
+        it refuses would just fit.
+        """
+        accumulators = 4 * self.chains * self.rows * tiles_per_group
+        x_words = 4 * tiles_per_group
+        overlap = RING_OVERLAP_REGISTERS[self.rows] if groups > 1 else 0
+        return self.weight_registers + accumulators + x_words + overlap + OTHER_REGISTERS
 
     def plan(self, batch: int) -> Plan:
-        """Shared memory and schedule for ``batch`` tokens.
+        """Schedule, shared memory and registers for ``batch`` tokens.
 
-        Raises ValueError when the batch is out of range, or its shared memory does not fit one block.
+        Raises ValueError when the batch is out of range, or does not fit a block's shared memory or a
+        thread's registers.
         """
         if not 1 <= batch <= MAX_BATCH:
             raise ValueError(
-                f"batch = {batch}: 8 * batch = {8 * batch} threads publish and a CTA has {THREADS}; choose 1 to {MAX_BATCH}"
+                f"batch = {batch}: 8 * batch = {8 * batch} threads publish, a CTA has {THREADS}; "
+                f"choose 1 to {MAX_BATCH}"
             )
         plan = self._plan(batch)
-        if plan.shared_bytes > SHARED_LIMIT:
-            raise ValueError(self._too_much_shared(plan))
+        self._check(plan)
         return plan
 
     def valid_batches(self) -> tuple[int, ...]:
         """Every batch size that fits."""
-        return tuple(b for b in range(1, MAX_BATCH + 1) if self._plan(b).shared_bytes <= SHARED_LIMIT)
+        return tuple(batch for batch in range(1, MAX_BATCH + 1) if _fits(self._plan(batch)))
 
     def _plan(self, batch: int) -> Plan:
         tiles, tiles_per_group, groups = cut.schedule(batch, self.group_tiles)
@@ -173,23 +195,47 @@ class Configuration:
             staged_bytes=shared_memory.staged_bytes(WARPS, self.staged_blocks, self.rows),
             x_bytes=x_bytes,
             partial_bytes=shared_memory.partial_bytes(tiles_per_group, self.parts),
-            register_bound=self.register_bound,
+            register_need=self.register_need(1 if not self.group_tiles else tiles_per_group, groups),
         )
 
-    def _too_much_shared(self, plan: Plan) -> str:
-        fitting = self.valid_batches()
+    def _check(self, plan: Plan) -> None:
+        """Raise ValueError, with the sum that is too large, unless the plan fits."""
+        if _fits(plan):
+            return
+        needs = []
+        if plan.shared_bytes > SHARED_LIMIT:
+            needs.append(
+                f"staged weights {plan.staged_bytes} + x {plan.x_bytes} + partial sums "
+                f"{plan.partial_bytes} = {plan.shared_bytes} shared bytes, a block has {SHARED_LIMIT}"
+            )
+        if plan.register_need > REGISTER_LIMIT:
+            needs.append(
+                f"{plan.register_need} registers per thread ({self.weight_registers} of weights), "
+                f"{THREADS} threads have 65536 / {THREADS} = {REGISTER_LIMIT} each"
+            )
+        batches = self.valid_batches()
         choices = (
-            f"batches that fit: 1 to {fitting[-1]}"
-            if fitting
-            else "no batch fits; stage fewer blocks or group fewer tiles"
+            f"it fits batches {_ranges(batches)}"
+            if batches
+            else "it fits no batch: choose another staged_blocks"
         )
-        return (
-            f"{self} at batch {plan.batch} needs staged weights {plan.staged_bytes} + x {plan.x_bytes} + partial sums "
-            f"{plan.partial_bytes} = {plan.shared_bytes} bytes of shared memory, a block has {SHARED_LIMIT}; {choices}"
+        raise ValueError(
+            f"k = {self.k}, staged_blocks = {self.staged_blocks}, rows = {self.rows}, group_tiles = "
+            f"{self.group_tiles} at batch {plan.batch} needs {' and '.join(needs)}; {choices}"
         )
 
-    def _too_many_registers(self) -> str:
-        return ""
+
+def _fits(plan: Plan) -> bool:
+    return plan.shared_bytes <= SHARED_LIMIT and plan.register_need <= REGISTER_LIMIT
+
+
+def _ranges(numbers: tuple[int, ...]) -> str:
+    """``1 to 8, 17 to 24``"""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(
+        f"{start} to {end}" if start < end else f"{start}" for start, end in zip(starts, ends, strict=True)
+    )
 
 
 def _rows_that_fit(k: int) -> str:
@@ -209,3 +255,24 @@ def configurations(k: int) -> tuple[tuple[int, int, int], ...]:
                     continue
                 found.append((staged_blocks, rows, group_tiles))
     return tuple(sorted(found))
+
+
+def recommended(k: int, batch: int) -> Configuration:
+    """A good configuration for ``batch`` tokens.
+
+    The fewest staged blocks: weights in registers need no second trip. Where x goes through shared memory, 4
+    (the best of 4 to 12 measured at K = 1536 on an H200), more only if registers or shared memory ask for it.
+    Then the ring, two tiles a group.
+
+    Raises ValueError when nothing fits.
+    """
+    fewest = 0 if k == REGISTER_PATH_K else RECOMMENDED_STAGED
+    for group_tiles in (0, 2, 1):
+        for staged_blocks in range(min(fewest, k // (BLOCK_K * 4)), k // (BLOCK_K * 4) + 1):
+            try:
+                candidate = Configuration(k, staged_blocks, 1, group_tiles)
+                candidate.plan(batch)
+            except ValueError:
+                continue
+            return candidate
+    raise ValueError(f"no configuration of k = {k} takes batch = {batch}: choose batch 1 to {MAX_BATCH}")

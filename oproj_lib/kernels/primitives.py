@@ -1,12 +1,14 @@
 """One function per PTX instruction that the kernels issue.
 
-Each is a ``dsl_user_op``: CuTe DSL gives the instruction the source line of the *caller*, so the PTX ``.loc`` lines, and with them
-every finding of the virtual GPU and every line of a profiler, name the kernel and not this file.
+Each is a ``dsl_user_op``: CuTe DSL gives the instruction the source line of the *caller*, so the PTX ``.loc``
+lines, and with them every finding of the virtual GPU and every line of a profiler, name the kernel and not
+this file.
 
-Values are 32-bit words (``Uint32``, two packed BF16), ``Float32`` accumulators, ``Int32`` shared-memory addresses and ``Int64``
-global addresses. ``offset`` arguments are compile-time bytes that go into the instruction's immediate field.
-Instructions that touch memory are volatile with a memory clobber: neither LLVM nor ptxas may drop or reorder them among
-themselves; the streaming load in particular has to stay above ``griddepcontrol.wait``.
+Values are 32-bit words (``Uint32``, two packed BF16), ``Float32`` accumulators, ``Int32`` shared-memory
+addresses and ``Int64`` global addresses. ``offset`` arguments are compile-time bytes that go into the
+instruction's immediate field. Instructions that touch memory are volatile with a memory clobber: neither LLVM
+nor ptxas may drop or reorder them among themselves; the streaming load in particular has to stay above
+``griddepcontrol.wait``.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ def _asm(
 ) -> list[Any]:
     """Emit ``text`` with ``$0..`` = outputs then inputs; inputs are (register class, value): r, l, f or b.
 
-    Outputs are early-clobber (&): a text of several instructions may write them before it has read its inputs.
-    pure: no memory is touched, so the compiler may drop the instruction when nobody uses the result.
+    Outputs are early-clobber (&): a text of several instructions may write them before it has read its
+    inputs. pure: no memory is touched, so the compiler may drop the instruction when nobody uses the result.
     """
     classes = {Uint32: "=&r", Int32: "=&r", Int64: "=&l", Float32: "=&f"}
     constraints = [classes[output] for output in outputs] + [register for register, _ in inputs]
@@ -74,7 +76,8 @@ def _load4(text: str, address: tuple[str, Any], valid: Boolean | None, loc: Any,
 
 @dsl_user_op
 def thread_index(*, loc: Any = None, ip: Any = None) -> Int32:
-    """``%tid.x``, read anew: volatile, so that values derived from it are not kept in registers from one stage to the next."""
+    """``%tid.x``, read anew: volatile, so that values derived from it are not kept in registers from one
+    stage to the next."""
     return _asm("mov.u32 $0, %tid.x;", [Int32], [], loc=loc, ip=ip)[0]
 
 
@@ -82,8 +85,9 @@ def thread_index(*, loc: Any = None, ip: Any = None) -> Int32:
 def load_weight_chunk(address: Int64, offset: int, *, loc: Any = None, ip: Any = None) -> Words4:
     """16 bytes of streamed weights: ``ld.global`` without L1 allocation.
 
-    Never the non-coherent form: ptxas moves ``ld.global.nc`` below the PDL wait, and the preload is gone. The evict-first
-    L2 qualifier exists only for 32-byte loads of sm_100 and later (PTX ISA, ``ld``), a lane reads 16.
+    Never the non-coherent form: ptxas moves ``ld.global.nc`` below the PDL wait, and the preload is gone. The
+    evict-first L2 qualifier exists only for 32-byte loads of sm_100 and later (PTX ISA, ``ld``), a lane reads
+    16.
     """
     text = f"ld.global.L1::no_allocate.v4.b32 {{$0, $1, $2, $3}}, [$4+{offset}];"
     return _load4(text, ("l", address), None, loc, ip)
@@ -220,8 +224,8 @@ def load_address(table: Int64, index: int, *, loc: Any = None, ip: Any = None) -
 def pack8(values: Sequence[Float32], policy: str, *, loc: Any = None, ip: Any = None) -> Words4:
     """Eight FP32 rounded to four BF16x2 words, first value at the lowest address.
 
-    policy "latent": -0.0 halves become +0.0 *after* rounding (a tiny negative sum can round to -0.0), because an armed mailbox
-    word is made of them; "plain" sends what rounding gave.
+    policy "latent": -0.0 halves become +0.0 *after* rounding (a tiny negative sum can round to -0.0), because
+    an armed mailbox word is made of them; "plain" sends what rounding gave.
     """
     words = [pack_bf16x2(values[i], values[i + 1], loc=loc, ip=ip) for i in range(0, 8, 2)]
     if policy == "latent":
@@ -233,7 +237,8 @@ def pack8(values: Sequence[Float32], policy: str, *, loc: Any = None, ip: Any = 
 def store_chunk_multicast(address: Int64, words: Words4, *, loc: Any = None, ip: Any = None) -> None:
     """16 bytes to every copy behind a multicast address (sm_90 and later).
 
-    relaxed.sys: readers on other GPUs poll this memory while it is written, which a weak store would make a data race.
+    relaxed.sys: readers on other GPUs poll this memory while it is written, which a weak store would make a
+    data race.
     """
     text = "multimem.st.relaxed.sys.global.v4.bf16x2 [$0], {$1, $2, $3, $4};"
     _asm(text, [], [("l", address), *(("r", word) for word in words)], loc=loc, ip=ip)

@@ -1,8 +1,9 @@
-"""The attention output projection of one rank, with ``mma.sync``: partial[t, n] = bf16(sum over k of x[t, k] * W[n, k]).
+"""The attention output projection of one rank, with ``mma.sync``: partial[t, n] = bf16(sum over k of x[t, k]
+* W[n, k]).
 
-Shapes: x [M, K] BF16, W [7168, K] BF16, both row-major; mailbox [slots, tokens, 7168] BF16. 112 CTAs of 64 rows of W, 512 threads.
-W does not depend on the previous kernel, so it is on its way before the programmatic-dependent-launch wait; x and the MMAs
-follow it. One CTA:
+Shapes: x [M, K] BF16, W [7168, K] BF16, both row-major; mailbox [slots, tokens, 7168] BF16. 112 CTAs of 64
+rows of W, 512 threads. W does not depend on the previous kernel, so it is on its way before the
+programmatic-dependent-launch wait; x and the MMAs follow it. One CTA:
 
     when                     what                                             waits for
     load_weight              cp.async of the last staged_blocks, one group;   nothing
@@ -19,17 +20,18 @@ Roles of the 16 warps: warp w owns ``rows`` 16-row tiles and one of ``parts = 4 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from oproj_lib.kernels import configuration, primitives
 from oproj_lib.kernels.configuration import THREADS, Configuration, Plan, XPath
+from oproj_lib.kernels.inputs import check_inputs
+from oproj_lib.kernels.lane import Lane, Shared, XLane, this_lane
 from oproj_lib.kernels.primitives import Floats4, Words4
 from oproj_lib.kernels.transport import Mailbox, Transport, as_transport
 from oproj_lib.layouts import fragments, shared_memory
@@ -44,55 +46,23 @@ from oproj_lib.layouts.fragments import (
     MMA_TOKENS,
     WARP_LANES,
 )
-from oproj_lib.layouts.shared_memory import PARTIAL_TILE_BYTES, ROW_TILES
-from oproj_lib.problem import CTAS, ROWS_PER_CTA, N
+from oproj_lib.layouts.shared_memory import PARTIAL_TILE_BYTES
+from oproj_lib.problem import CTAS, ROWS_PER_CTA
 
 POLICIES = ("latent", "plain")
 Fragment = tuple[Words4, Words4]
 """Weights of one lane for one K block and row tile: the upper (r = 0) and lower (r = 1) 16-byte chunk."""
 
 
-@dataclass(frozen=True)
-class Shared:
-    """Shared-memory addresses (Int32) of one CTA."""
-
-    staged: Any
-    x: Any
-    partials: Any
-
-
-@dataclass(frozen=True)
-class Lane:
-    """Who a thread is, as traced Int32 values."""
-
-    tid: Int32
-    cta: Int32
-    lane: Int32
-    warp: Int32
-    group: Int32
-    part: Int32
-    row_tile: Int32
-    k_part: Int32
-
-
-@dataclass(frozen=True)
-class XLane:
-    """Addresses of one lane's share of x. source (global) and target (shared) of its copies, None on the register path;
-    fragments: its first fragment, in global memory on the register path and in shared memory on the others."""
-
-    me: Lane
-    source: Any
-    target: Any
-    fragments: Any
-
-
 class OprojProducer:
     """Builds the projection kernel for one configuration.
 
-    k: columns of W on this rank (1536 for TP8, 768 for TP16). staged_blocks, rows, group_tiles: see ``Configuration``.
-    transport: "multicast", "unicast:<ranks>" or a Transport. policy: "latent" sends no -0.0 half, "plain" sends what rounding gave.
+    k: columns of W on this rank (1536 for TP8, 768 for TP16). staged_blocks, rows, group_tiles: see
+    ``Configuration``. transport: "multicast", "unicast:<ranks>" or a Transport. policy: "latent" sends no
+    -0.0 half, "plain" sends what rounding gave.
 
-    Raises ValueError for a configuration that does not exist; ``plan`` adds the rules that depend on the batch.
+    Raises ValueError for a configuration that does not exist; ``plan`` adds the rules that depend on the
+    batch.
     """
 
     def __init__(
@@ -115,6 +85,25 @@ class OprojProducer:
         self.policy = policy
         self.transport = as_transport(transport)
 
+    @staticmethod
+    def configurations(k: int) -> tuple[tuple[int, int, int], ...]:
+        """Every valid (staged_blocks, rows, group_tiles) for ``k``."""
+        return configuration.configurations(k)
+
+    @classmethod
+    def recommended(cls, k: int, batch: int, **options: Any) -> OprojProducer:
+        """A producer with a good configuration for ``k`` and ``batch``; options as for the constructor."""
+        settings: dict[str, Any] = {**configuration.recommended(k, batch).settings(), **options}
+        return cls(k, **settings)
+
+    def settings(self) -> dict[str, int]:
+        """The arguments that choose the configuration: staged_blocks, rows, group_tiles."""
+        return self.config.settings()
+
+    def valid_batches(self) -> tuple[int, ...]:
+        """Every batch size that this configuration can run."""
+        return self.config.valid_batches()
+
     def schedule(self, batches: int) -> tuple[int, int, int]:
         """(8-token tiles, tiles per group, groups) of a batch of ``batches`` tokens."""
         return cut.schedule(batches, self.config.group_tiles)
@@ -122,6 +111,16 @@ class OprojProducer:
     def plan(self, batch: int) -> Plan:
         """x path, shared memory and schedule for a batch. Raises ValueError when it does not fit."""
         return self.config.plan(batch)
+
+    def check(self, x: Any, weight: Any, mailbox: Any) -> Plan:
+        """The plan for these arrays (NumPy, torch or CuTe). Raises ValueError, see ``check_inputs`` and
+        ``plan``."""
+        check_inputs(x, weight, mailbox)
+        if x.shape[1] != self.config.k:
+            raise ValueError(
+                f"x has K = {x.shape[1]} columns, this producer is built for k = {self.config.k}"
+            )
+        return self.plan(x.shape[0])
 
     # Host
 
@@ -135,8 +134,11 @@ class OprojProducer:
         slot: Int32,
         stream: cuda.CUstream,
     ) -> None:
-        """Launch the split kernel on ``stream``. M is the static first extent of x."""
-        self.plan(x.shape[0])
+        """Launch the split kernel on ``stream``. M is the static first extent of x.
+
+        Raises ValueError while compiling, for tensors or a batch that this configuration cannot take.
+        """
+        self.check(x, weight, mailbox)
         self.kernel(x, weight, mailbox, mc, slot).launch(
             grid=[CTAS, 1, 1],
             block=[THREADS, 1, 1],
@@ -167,30 +169,12 @@ class OprojProducer:
         ]
         return Shared(*areas)
 
-    def lane(self) -> Lane:
-        """Who this thread is."""
-        tid = primitives.thread_index() & (
-            THREADS - 1
-        )  # the mask tells LLVM the range: divisions become shifts
-        cta, _, _ = cute.arch.block_idx()
-        lane, warp = tid % WARP_LANES, tid // WARP_LANES
-        return Lane(
-            tid=tid,
-            cta=cta,
-            lane=lane,
-            warp=warp,
-            group=fragments.lane_group(lane),
-            part=fragments.lane_part(lane),
-            row_tile=fragments.warp_row_tile(warp, self.config.parts, self.config.rows),
-            k_part=fragments.warp_k_part(warp, self.config.parts),
-        )
-
     def load_weight(self, weight: cute.Tensor, shared: Shared) -> list[list[Fragment]]:
         """Start every weight of this lane: copies to shared memory first, then loads to registers.
 
         Returns the register-resident fragments, [register block][row tile of the warp]. Nothing here waits.
         """
-        config, me = self.config, self.lane()
+        config, me = self.config, this_lane(self.config)
         row = me.cta * ROWS_PER_CTA + fragments.weight_row(me.row_tile, me.group, 0)
         column = fragments.block_column(me.k_part, config.kblocks, 0, me.part)
         address = weight.iterator.toint() + Int64(row * config.k + column) * BF16_BYTES
@@ -230,8 +214,9 @@ class OprojProducer:
         return shared_memory.staged_offset(unit, r, 0)
 
     def x_lane(self, x: cute.Tensor, shared: Shared) -> XLane:
-        """Where this lane copies x from and to, and where its fragments begin. Addresses only: x itself may not exist yet."""
-        k, me = self.config.k, self.lane()
+        """Where this lane copies x from and to, and where its fragments begin. Addresses only: x itself may
+        not exist yet."""
+        k, me = self.config.k, this_lane(self.config)
         base = x.iterator.toint()
         column = fragments.block_column(me.k_part, self.config.kblocks, 0, me.part)
         if self.config.path is XPath.REGISTERS:
@@ -245,7 +230,8 @@ class OprojProducer:
         )
 
     def stage_x(self, lane: XLane, batch: int, first_token: int, tiles: int, buffer: int = 0) -> None:
-        """Copy ``tiles`` 8-token tiles of x, from ``first_token`` on, to x buffer ``buffer`` as one cp.async group.
+        """Copy ``tiles`` 8-token tiles of x, from ``first_token`` on, to x buffer ``buffer`` as one cp.async
+        group.
 
         Tokens beyond the batch: the ring zero-fills them, the shared path has no rows for them and skips.
         """
@@ -290,7 +276,8 @@ class OprojProducer:
         return primitives.load_shared_chunk(lane.fragments, shared_offset, valid)
 
     def weight_fragment(self, weights: list[list[Fragment]], staged: Any, block: int, tile: int) -> Fragment:
-        """The fragment of K block ``block`` and row tile ``tile`` of the warp, from registers or from its staged unit."""
+        """The fragment of K block ``block`` and row tile ``tile`` of the warp, from registers or from its
+        staged unit."""
         if block < self.config.register_blocks:
             return weights[block][tile]
         unit = block - self.config.register_blocks
@@ -308,11 +295,12 @@ class OprojProducer:
     ) -> list[list[Floats4]]:
         """All MMAs of ``tiles`` token tiles, side by side, and the sum of their chains.
 
-        x_blocks(block) gives the x words of each tile. Returns FP32 accumulators, [token tile][row tile of the warp].
+        x_blocks(block) gives the x words of each tile. Returns FP32 accumulators, [token tile][row tile of
+        the warp].
         """
         zero = Float32(0.0)
         chains = self.config.chains
-        staged = self.staged_address(shared, self.lane()) if self.config.staged_blocks else None
+        staged = self.staged_address(shared, this_lane(self.config)) if self.config.staged_blocks else None
         sums: list[list[list[Floats4]]] = [
             [[(zero, zero, zero, zero)] * chains for _ in range(self.config.rows)] for _ in range(tiles)
         ]
@@ -331,15 +319,12 @@ class OprojProducer:
     def add_chains(self, chains: list[Floats4]) -> Floats4:
         """The chains added pairwise, ((0 + 1) + (2 + 3)), each add rounded to nearest."""
         while len(chains) > 1:
-            chains = [
-                tuple(primitives.add_float(a, b) for a, b in zip(chains[i], chains[i + 1], strict=True))  # type: ignore[misc]
-                for i in range(0, len(chains), 2)
-            ]
+            chains = [_add4(chains[i], chains[i + 1]) for i in range(0, len(chains), 2)]
         return chains[0]
 
     def store_partials(self, shared: Shared, tile: int, rows: Sequence[Floats4]) -> None:
         """This K part's sums of one token tile (counted within the group) to shared memory."""
-        parts, me = self.config.parts, self.lane()
+        parts, me = self.config.parts, this_lane(self.config)
         token, row = fragments.accumulator_token(me.part, 0), fragments.accumulator_row(me.group, 0)
         address = shared.partials + shared_memory.partial_offset(0, me.row_tile, me.k_part, token, row, parts)
         for row_tile, accumulators in enumerate(rows):
@@ -370,7 +355,7 @@ class OprojProducer:
         self, shared: Shared, mailbox: Mailbox, mc: Int64, slot: Int32, first_token: int, tokens: int
     ) -> None:
         """The work of one publishing thread."""
-        me, parts = self.lane(), self.config.parts
+        me, parts = this_lane(self.config), self.config.parts
         if self.config.group_tiles:
             token, row_tile, half = chunks.grouped_chunk(me.tid, tokens)
         else:
@@ -401,8 +386,8 @@ class OprojProducer:
     ) -> None:
         """Everything that follows the previous kernel: wait, x, MMAs, partial sums, publish.
 
-        trigger_after_wait: release the dependents right after the wait. Never earlier: a consumer that skips its own wait relies
-        on this one.
+        trigger_after_wait: release the dependents right after the wait. Never earlier: a consumer that skips
+        its own wait relies on this one.
         """
         lane = self.x_lane(x, shared)
         cute.arch.griddepcontrol_wait()
@@ -445,15 +430,17 @@ class OprojProducer:
     ) -> None:
         """Ring path. While group g is multiplied, x of g + 1 is on its way and g - 1 is published.
 
-        The first barrier of a round makes x(g) and the partial sums of g - 1 visible, and says that everyone is done with the
-        buffer that x(g + 1) overwrites; the second says that g - 1 is published, so its partial sums may be overwritten.
+        The first barrier of a round makes x(g) and the partial sums of g - 1 visible, and says that everyone
+        is done with the buffer that x(g + 1) overwrites; the second says that g - 1 is published, so its
+        partial sums may be overwritten.
         """
         batch = x.shape[0]
         tiles, tiles_per_group, groups = self.schedule(batch)
         group_size = tiles_per_group * MMA_TOKENS
 
         def stage(group: int) -> None:
-            # Later groups work their addresses out again: registers are full of weights, these would be spilled.
+            # Later groups work their addresses out again: registers are full of weights, these would be
+            # spilled.
             mine = self.x_lane(x, shared) if group else lane
             count = cut.group_tile_count(group, tiles, tiles_per_group)
             self.stage_x(mine, batch, group * group_size, count, shared_memory.ring_buffer(group))
@@ -483,6 +470,11 @@ class OprojProducer:
                 self.store_partials(shared, tile, accumulators[tile])
         cute.arch.sync_threads()
         publish(groups - 1)
+
+
+def _add4(first: Floats4, second: Floats4) -> Floats4:
+    a, b, c, d = (primitives.add_float(x, y) for x, y in zip(first, second, strict=True))
+    return a, b, c, d
 
 
 OprojProducer.kernel.set_name_prefix("oproj_producer", remove_cutlass_symbol=True, keep_mangled_name=False)

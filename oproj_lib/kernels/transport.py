@@ -1,7 +1,8 @@
 """Where a published chunk goes. One interface, chosen when the kernel is built.
 
-The kernel computes (slot, token, column) and four BF16x2 words, and hands them to ``store_chunk``; what the argument ``mc``
-means is the transport's business. A later two-shot transport sends the chunk to the owner of its column only.
+The kernel computes (slot, token, column) and four BF16x2 words, and hands them to ``store_chunk``; what the
+argument ``mc`` means is the transport's business. A later two-shot transport sends the chunk to the owner of
+its column only.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class UnicastTransport:
 
 
 def as_transport(value: Transport | str) -> Transport:
-    """A transport from its name: ``multicast``, ``unicast`` (one rank) or ``unicast:<ranks>``; a transport is passed through.
+    """A transport from its name: ``multicast``, ``unicast`` (one rank) or ``unicast:<ranks>``; a transport is
+    passed through.
 
     Raises ValueError for another name.
     """

@@ -1,8 +1,8 @@
 """Where every byte goes, in plain integer arithmetic.
 
 The functions here use only ``+ - * // %`` on whole numbers. The CuTe DSL kernels call them with traced 32-bit
-integers, the notebooks and the pictures call them with Python ``int`` (or NumPy integer arrays), so a drawing of a
-layout is a drawing of what the kernel does.
+integers, the notebooks and the pictures call them with Python ``int`` (or NumPy integer arrays), so a drawing
+of a layout is a drawing of what the kernel does.
 
 fragments       registers of one lane: which weight row and which K column they hold, the K permutation
 shared_memory   staged weight units, padded x rows, padded partial tiles, the two ring buffers

@@ -1,7 +1,8 @@
 """Bank conflicts of one warp-wide shared-memory access.
 
-Shared memory has 32 banks of 4 bytes, so 128 bytes per cycle. Accesses of 8 and 16 bytes run as 2 and 4 phases of 16 and 8
-lanes (CUDA C++ Programming Guide, "Shared Memory"). Lanes that touch the same word of a bank share it.
+Shared memory has 32 banks of 4 bytes, so 128 bytes per cycle. Accesses of 8 and 16 bytes run as 2 and 4
+phases of 16 and 8 lanes (CUDA C++ Programming Guide, "Shared Memory"). Lanes that touch the same word of a
+bank share it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Register fragments of ``mma.sync.m16n8k16`` and the K permutation that makes them 16-byte loads.
 
 Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type". With ``group = lane // 4`` and
-``part = lane % 4`` the instruction wants, in A register ``i``, the two elements at row ``group + 8 * (i % 2)`` and columns
-``2 * part + {0, 1} + 8 * (i // 2)``. Loaded literally that is four 4-byte loads per lane and instruction. The sum over K does
-not care in which order K runs, as long as A and B agree, so a lane reads 8 neighbouring BF16 (16 bytes) of a 32-column
-block and *declares* them to be the elements the instruction wants of two MMAs.
+``part = lane % 4`` the instruction wants, in A register ``i``, the two elements at row ``group + 8 * (i %
+2)`` and columns ``2 * part + {0, 1} + 8 * (i // 2)``. Loaded literally that is four 4-byte loads per lane and
+instruction. The sum over K does not care in which order K runs, as long as A and B agree, so a lane reads 8
+neighbouring BF16 (16 bytes) of a 32-column block and *declares* them to be the elements the instruction wants
+of two MMAs.
 
 Units: elements unless a name says bytes. Every function takes and returns whole numbers.
 """
@@ -32,7 +33,8 @@ Whole = Any
 
 
 def lane_group(lane: Whole) -> Whole:
-    """Row within a 16-row tile (its first half), and token within an 8-token tile, that a lane holds: 0..7."""
+    """Row within a 16-row tile (its first half), and token within an 8-token tile, that a lane holds:
+    0..7."""
     return lane // 4
 
 
@@ -75,7 +77,8 @@ def b_register(half: int, i: int) -> int:
 
 
 def mma_k_to_column(half: Whole, k: Whole) -> Whole:
-    """Column within the 32-column block that stands at K position ``k`` (0..15) of MMA ``half``: the permutation.
+    """Column within the 32-column block that stands at K position ``k`` (0..15) of MMA ``half``: the
+    permutation.
 
     K position k belongs to part ``k % 8 // 2``, register pair ``k // 8``, element ``k % 2``.
     """

@@ -1,6 +1,7 @@
 """Which thread publishes which 16-byte chunk: 8 output rows of one token.
 
-``8 * tokens`` threads each take one (token, row tile, half). A CTA has 4 row tiles of 16 rows, hence 8 chunks per token.
+``8 * tokens`` threads each take one (token, row tile, half). A CTA has 4 row tiles of 16 rows, hence 8 chunks
+per token.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def ungrouped_chunk(tid: Whole) -> tuple[Whole, Whole, Whole]:
 
 
 def grouped_chunk(tid: Whole, tokens: int) -> tuple[Whole, Whole, Whole]:
-    """(token of the group, row tile, half): lanes run over tokens first, so 8 lanes load partials 20 words apart."""
+    """(token of the group, row tile, half): lanes run over tokens first, so 8 lanes load partials 20 words
+    apart."""
     chunk = tid // tokens
     return tid % tokens, chunk // 2, chunk % 2
 

@@ -8,7 +8,8 @@ from oproj_lib.layouts.fragments import MMA_TOKENS
 def schedule(batch: int, group_tiles: int) -> tuple[int, int, int]:
     """(8-token tiles, tiles per group, groups) of a batch of ``batch`` tokens.
 
-    ``group_tiles`` 0 means ungrouped: one group holds every tile. A batch smaller than a group shrinks the group.
+    ``group_tiles`` 0 means ungrouped: one group holds every tile. A batch smaller than a group shrinks the
+    group.
     """
     tiles = -(-batch // MMA_TOKENS)
     tiles_per_group = min(group_tiles, tiles) if group_tiles else tiles

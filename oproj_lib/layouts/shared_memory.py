@@ -1,7 +1,8 @@
 """Byte offsets in the producer's shared memory: staged weights, x rows, partial sums.
 
-Shared memory has 32 banks of 4 bytes. A 16-byte access of a warp runs as four phases of 8 lanes; a phase is free of
-conflicts when its 8 chunks differ in ``chunk index % 8``. Units are bytes unless a name says chunks or words.
+Shared memory has 32 banks of 4 bytes. A 16-byte access of a warp runs as four phases of 8 lanes; a phase is
+free of conflicts when its 8 chunks differ in ``chunk index % 8``. Units are bytes unless a name says chunks
+or words.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ FLOAT_BYTES = 4
 ROW_TILES = 4
 """16-row tiles of a CTA: 64 output rows."""
 X_PAD_CHUNKS = 4
-"""Padding of an x row. ``k // 8`` is a multiple of 8 chunks (k a multiple of 128, see ``x_row_chunks``), so without it all
-rows would start at the same bank; with it row g starts at chunk ``4 * g % 8``, and the 8 lanes of a phase (2 rows x 4
-parts) cover all 8 chunk positions."""
+"""Padding of an x row. ``k // 8`` is a multiple of 8 chunks (k a multiple of 128, see ``x_row_chunks``), so
+without it all rows would start at the same bank; with it row g starts at chunk ``4 * g % 8``, and the 8 lanes
+of a phase (2 rows x 4 parts) cover all 8 chunk positions."""
 PARTIAL_ROW_WORDS = MMA_ROWS + 4
-"""Words per token of a partial tile, 16 padded to 20. Storing: lane (group, part) writes token 2 * part, row group, that is word
-40 * part + group, bank 8 * part + group: 32 different banks. Loading 16 bytes for 8 tokens: chunk 5 * token, all different
-modulo 8."""
+"""Words per token of a partial tile, 16 padded to 20. Storing: lane (group, part) writes token 2 * part, row
+group, that is word 40 * part + group, bank 8 * part + group: 32 different banks. Loading 16 bytes for 8
+tokens: chunk 5 * token, all different modulo 8."""
 PARTIAL_TILE_BYTES = MMA_TOKENS * PARTIAL_ROW_WORDS * FLOAT_BYTES
 RING_BUFFERS = 2
 COPY_WARPS_PER_ROW = 2
@@ -26,12 +27,14 @@ COPY_WARPS_PER_ROW = 2
 
 
 def staged_unit(warp: Whole, block: int, row: int, staged_blocks: int, rows: int) -> Whole:
-    """Number of the staged unit: the fragments of one warp, staged K block ``block``, row tile ``row`` of the warp."""
+    """Number of the staged unit: the fragments of one warp, staged K block ``block``, row tile ``row`` of the
+    warp."""
     return (warp * staged_blocks + block) * rows + row
 
 
 def staged_offset(unit: Whole, r: int, lane: Whole) -> Whole:
-    """Offset of one lane's 16 bytes in a unit of 2 x 32 chunks (r = 0, then r = 1): neighbouring lanes, neighbouring chunks."""
+    """Offset of one lane's 16 bytes in a unit of 2 x 32 chunks (r = 0, then r = 1): neighbouring lanes,
+    neighbouring chunks."""
     return unit * (2 * WARP_LANES * CHUNK_BYTES) + (r * WARP_LANES + lane) * CHUNK_BYTES
 
 
@@ -41,7 +44,8 @@ def staged_bytes(warps: int, staged_blocks: int, rows: int) -> int:
 
 
 def x_row_chunks(k: int) -> int:
-    """Row stride of x in shared memory, in 16-byte chunks. ``k`` is a multiple of 128: at least four K parts of 32."""
+    """Row stride of x in shared memory, in 16-byte chunks. ``k`` is a multiple of 128: at least four K parts
+    of 32."""
     return k // CHUNK + X_PAD_CHUNKS
 
 
@@ -56,7 +60,8 @@ def x_buffer_bytes(tokens: int, k: int) -> int:
 
 
 def copy_token(warp: Whole) -> Whole:
-    """Token within an 8-token tile that a warp copies: two of the 16 warps share a row, so every offset is a constant."""
+    """Token within an 8-token tile that a warp copies: two of the 16 warps share a row, so every offset is a
+    constant."""
     return warp // COPY_WARPS_PER_ROW
 
 

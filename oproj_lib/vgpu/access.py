@@ -361,17 +361,20 @@ def store_piece(launch: Launch, op: Op, lanes: Lanes, piece: Piece, values: np.n
     """Writes values [lanes, count] into one region, with bookkeeping."""
     element, count = values.dtype, values.shape[1]
     size = element.itemsize * count
-    region = piece.region
-    region.view(element, count)[piece.offsets // size] = values
+    region, where_to = piece.region, piece.offsets // size
+    racing = launch.shadow is not None and region.space == "shared"
+    same_old = (region.view(element, count)[where_to] == values).all(axis=1) if racing else None
+    region.view(element, count)[where_to] = values
     if region.written is not None:
-        region.written.reshape(-1)[: region.written.size // size * size].reshape(-1, size)[piece.offsets // size] = True
+        region.written.reshape(-1)[: region.written.size // size * size].reshape(-1, size)[where_to] = True
     if launch.counting:
         count_access(launch, op, lanes, piece, size, write=True)
     if launch.shadow is None:
         return
     part = lanes if piece.which is None else lanes.pick(piece.which)
-    if region.space == "shared":
-        launch.shadow.shared_access(op, part.threads(), piece.offsets, size, write=True)
+    if same_old is not None:
+        same_new = (region.view(element, count)[where_to] == values).all(axis=1)
+        launch.shadow.shared_access(op, part.threads(), piece.offsets, size, write=True, same=(same_old, same_new))
     for i, row in enumerate(rows):
         origin = launch.shadow.get((row,), part) if row is not None else None
         if origin is not None and region.space == "global":
@@ -416,6 +419,7 @@ def build_atom(form: Form) -> Execute:
     dtype = DTYPES[type_name]
     space = resolve_space(form, operands[0], space)
     note_shared_size(form, space, dtype.itemsize)
+    form.decoder.shared_atomics |= space in ("shared", "generic")
     form.yields = True
 
     def execute(launch: Launch, lanes: Lanes) -> None:
@@ -444,6 +448,8 @@ def build_atom(form: Form) -> Execute:
                     piece.region.written[piece.offsets + step] = True
             if launch.counting:
                 count_access(launch, op, lanes, piece, size, write=True)
+            if launch.shadow is not None and piece.region.space == "shared":
+                launch.shadow.shared_access(op, lanes.threads()[which], piece.offsets, size, write=True, atomic=True)
 
     return execute
 
@@ -663,14 +669,19 @@ def build_multimem(form: Form) -> Execute:
             which = np.flatnonzero(owner == index)
             window = launch.space.items[index] if 0 <= index < len(launch.space.items) else None
             offsets = addresses[which] - (window.address if window else 0)
-            if not isinstance(window, MulticastWindow) or not (offsets + size <= window.end - window.address).all():
+            if not isinstance(window, MulticastWindow) or not (offsets < window.end - window.address).any():
                 what = launch.space.describe(int(addresses[which][0]))
-                kind = "out of bounds" if isinstance(window, MulticastWindow) else "wrong address space"
-                launch.found(kind, f"multimem.st of {size} bytes at {what}: not inside a multicast window", op, lanes.threads()[which])
+                message = f"multimem.st of {size} bytes at {what}: not a multicast address"
+                launch.found("wrong address space", message, op, lanes.threads()[which])
                 continue
-            if (offsets % size).any():
-                launch.found("misaligned", f"multimem.st of {size} bytes: not a multiple of {size}", op, lanes.threads()[which])
-                continue
+            for kind, bad in (
+                ("out of bounds", offsets + size > window.end - window.address),
+                ("misaligned", offsets % size != 0),
+            ):
+                if bad.any():
+                    what = launch.space.describe(int(addresses[which][bad][0]))
+                    launch.found(kind, f"multimem.st of {size} bytes at {what}", op, lanes.threads()[which[bad]])
+                    which, offsets = which[~bad], offsets[~bad]
             launch.counters.multicast_store_bytes += size * which.size
             for member in window.members:
                 store_piece(launch, op, lanes, Piece(member, which, offsets), values[which], rows)

@@ -96,6 +96,7 @@ class Code:
     module_variables: list[Variable]
     join_points: frozenset[int] = frozenset()
     shared_granule: int = 16  # bytes: the smallest shared-memory access in the program
+    shared_atomics: bool = False
 
 
 @dataclass
@@ -287,6 +288,7 @@ class Decoder:
         self.rows: dict[str, Row] | None = None
         self.spaces = {v.name: v.space for v in [*entry.parent_variables, *entry.variables, *entry.parameters]}
         self.smallest_shared = 16
+        self.shared_atomics = False
 
     def row(self, name: str, form: Form) -> Row:
         kind = self.entry.registers.get(name)
@@ -357,7 +359,7 @@ class Decoder:
         module = [v for v in everything if v.space in ("global", "const")]
         return Code(
             self.entry, ops, counts, shared, shared_bytes, local, local_bytes, parameters, parameter_bytes, module,
-            frozenset(joins), self.smallest_shared,
+            frozenset(joins), self.smallest_shared, self.shared_atomics,
         )  # fmt: skip
 
 

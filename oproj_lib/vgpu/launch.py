@@ -17,6 +17,7 @@ from .access import AsyncCopies
 from .control import Barriers
 from .decode import Code, Op
 from .memory import LOCAL_BASE, SHARED_BASE, WINDOW_SPAN, AddressSpace, Buffer, LaunchMemory
+from .ptx import SourceLine
 from .registers import RegisterFile
 from .report import Counters, Finding, Report
 from .shadow import Shadow
@@ -85,7 +86,7 @@ class Launch:
         self.waited_for_predecessor = np.zeros(self.threads, bool)
         self.triggered = np.zeros(self.ctas, bool)
         self.counters = Counters()
-        self.findings: dict[tuple[str, int], Finding] = {}
+        self.findings: dict[tuple[str, SourceLine | int], Finding] = {}
         self.copies = AsyncCopies(self)
         self.barriers = Barriers(self)
         self.shadow = Shadow(self) if checks else None
@@ -103,15 +104,17 @@ class Launch:
         return Lanes(None if ids.size == self.threads else ids, self.threads)
 
     def found(self, kind: str, message: str, op: Op, threads: np.ndarray, count: int | None = None) -> None:
-        """Records a finding; later ones of the same kind at the same instruction only add to its count."""
+        """Records a finding. Later ones of the same kind in the same source line (or at the same instruction, without line
+        information) only add to its count: one mistake in unrolled code is one finding."""
         count = int(threads.size) if count is None else count
-        known = self.findings.get((kind, op.index))
+        instruction = op.instruction
+        key = (kind, instruction.source or op.index)
+        known = self.findings.get(key)
         if known is not None:
             known.count += count
             return
         cta, within = divmod(int(threads[0]), self.threads_per_cta)
-        instruction = op.instruction
-        self.findings[kind, op.index] = Finding(
+        self.findings[key] = Finding(
             kind, message, instruction.source, instruction.line, instruction.text, cta, within // 32, within % 32, count
         )
 

@@ -10,7 +10,7 @@ from .ptx import Instruction, SourceLine
 
 @dataclass
 class Finding:
-    """One kind of mistake at one instruction; `cta`, `warp`, `lane` are the first that made it, `count` how many threads."""
+    """One kind of mistake in one source line; `cta`, `warp`, `lane` and the PTX are the first that made it, `count` how often."""
 
     kind: str
     message: str
@@ -24,7 +24,7 @@ class Finding:
 
     def __str__(self) -> str:
         where = self.source.chain() if self.source else "no source line (compile with line information)"
-        place = f"CTA {self.cta}, warp {self.warp}, lane {self.lane}" + (f" and {self.count - 1} more threads" if self.count > 1 else "")
+        place = f"CTA {self.cta}, warp {self.warp}, lane {self.lane}" + (f", and {self.count - 1:,} more times" if self.count > 1 else "")
         return f"{self.kind}: {self.message}\n    at {where}  [PTX line {self.ptx_line}: {self.ptx}]\n    {place}"
 
     def as_dict(self) -> dict[str, Any]:

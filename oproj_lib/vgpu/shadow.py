@@ -40,45 +40,68 @@ class Origin:
 
 
 @numba.njit(cache=True)
-def mark_reads(words, warps, pc, clocks, vector, writer, write_clock, write_pc, read_clock, read_pc, warps_per_cta):  # type: ignore[no-untyped-def]
-    """Records reads; returns (index of the first racing access or -1, word, other warp, other pc, how many)."""
+def mark_reads(words, warps, pc, vector, writer, write_clock, write_pc, read_clock, read_pc, atomic_clock):  # type: ignore[no-untyped-def]
+    """Records plain reads. A read must come after the last write and after every atomic.
+
+    Returns (index of the first racing access or -1, word, other warp, other pc, how many).
+    """
     bad, bad_word, other, other_pc, count = -1, -1, -1, -1, 0
+    per_cta = vector.shape[1]
     for i in range(words.size):
         word, warp = words[i], warps[i]
-        w = warp % warps_per_cta
+        w = warp % per_cta
         last = writer[word]
+        culprit = -1
         if last >= 0 and last != w and vector[warp, last] < write_clock[word]:
+            culprit = last
+        for r in range(atomic_clock.shape[1]):
+            if r != w and vector[warp, r] < atomic_clock[word, r]:
+                culprit = r
+        if culprit >= 0:
             count += 1
             if bad < 0:
-                bad, bad_word, other, other_pc = i, word, last, write_pc[word]
-        read_clock[word, w] = clocks[warp]
+                bad, bad_word, other, other_pc = i, word, culprit, write_pc[word]
+        read_clock[word, w] = vector[warp, w]
         read_pc[word] = pc
     return bad, bad_word, other, other_pc, count
 
 
 @numba.njit(cache=True)
-def mark_writes(words, warps, pc, clocks, vector, writer, write_clock, write_pc, read_clock, read_pc, warps_per_cta):  # type: ignore[no-untyped-def]
-    """Records writes; a write must come after the last write and after every read. Result as `mark_reads`."""
+def mark_writes(  # type: ignore[no-untyped-def]
+    words, warps, pc, vector, writer, write_clock, write_pc, read_clock, read_pc, atomic_clock, stamps, now, same_old, same_new, atomic
+):
+    """Records writes. A write must come after every read, after every atomic (unless it is one), and after the last write
+    unless both leave the same bytes: `same_old` says that the bytes were there before, `same_new` that they are there after
+    the whole instruction (for two warps in one instruction). Result as `mark_reads`."""
     bad, bad_word, other, other_pc, count = -1, -1, -1, -1, 0
+    per_cta = vector.shape[1]
     for i in range(words.size):
         word, warp = words[i], warps[i]
-        w = warp % warps_per_cta
+        w = warp % per_cta
         last = writer[word]
         culprit, culprit_pc = -1, -1
         if last >= 0 and last != w and vector[warp, last] < write_clock[word]:
-            culprit, culprit_pc = last, write_pc[word]
-        else:
-            for r in range(warps_per_cta):
-                if r != w and vector[warp, r] < read_clock[word, r]:
-                    culprit, culprit_pc = r, read_pc[word]
-                    break
+            if not (same_old[i] or (stamps[word] == now and same_new[i])):
+                culprit, culprit_pc = last, write_pc[word]
+        for r in range(per_cta):
+            if r != w and vector[warp, r] < read_clock[word, r]:
+                culprit, culprit_pc = r, read_pc[word]
+                break
+        if not atomic:
+            for r in range(atomic_clock.shape[1]):
+                if r != w and vector[warp, r] < atomic_clock[word, r]:
+                    culprit, culprit_pc = r, write_pc[word]
         if culprit >= 0:
             count += 1
             if bad < 0:
                 bad, bad_word, other, other_pc = i, word, culprit, culprit_pc
-        writer[word] = w
-        write_clock[word] = clocks[warp]
+        if atomic:
+            atomic_clock[word, w] = vector[warp, w]
+        else:
+            writer[word] = w
+            write_clock[word] = vector[warp, w]
         write_pc[word] = pc
+        stamps[word] = now
     return bad, bad_word, other, other_pc, count
 
 
@@ -97,26 +120,28 @@ class Shadow:
         if code.local_bytes:
             memory.local.undefined = np.full(memory.local.bytes.size, NEVER_WRITTEN, np.uint16)
         warps = launch.warps_per_cta
-        self.clocks = np.ones(launch.ctas * warps, np.uint16)
+        # vector[v, w]: how much of warp w's history (both of one CTA) warp v is known to come after.
         self.vector = np.zeros((launch.ctas * warps, warps), np.uint16)
+        self.own = np.arange(launch.ctas * warps) % warps
         self._tick(np.arange(launch.ctas * warps))
-        self.writer = np.full(words, -1, np.int8 if warps <= 32 else np.int16)
+        self.writer = np.full(words, -1, np.int8)
         self.write_clock = np.zeros(words, np.uint16)
         self.write_pc = np.full(words, -1, np.int32)
         self.read_clock = np.zeros((words, warps), np.uint16)
         self.read_pc = np.full(words, -1, np.int32)
+        self.atomic_clock = np.zeros((words, warps if code.shared_atomics else 0), np.uint16)
+        self.stamps = np.zeros(words, np.int64)
 
     # -- happens-before -----------------------------------------------------------------------------------------
 
     def _tick(self, warps: np.ndarray) -> None:
-        self.vector[warps, warps % self.launch.warps_per_cta] = self.clocks[warps]
+        """What these warps do from now on is a new part of their history."""
+        self.vector[warps, self.own[warps]] += 1
 
     def join(self, cta: int, warps: np.ndarray) -> None:
         """The warps (numbers within the CTA) meet: each knows what all of them have done."""
-        base = cta * self.launch.warps_per_cta
-        rows = base + warps
+        rows = cta * self.launch.warps_per_cta + warps
         self.vector[rows] = self.vector[rows].max(axis=0)
-        self.clocks[rows] += 1
         self._tick(rows)
 
     def join_whole_ctas(self, ctas: np.ndarray) -> None:
@@ -125,17 +150,35 @@ class Shadow:
         rows = (ctas[:, None] * w + np.arange(w)).reshape(-1)
         known = self.vector[rows].reshape(len(ctas), w, w).max(axis=1)
         self.vector[rows] = np.repeat(known, w, axis=0)
-        self.clocks[rows] += 1
         self._tick(rows)
 
-    def shared_access(self, op: Op, threads: np.ndarray, offsets: np.ndarray, size: int, *, write: bool) -> None:
-        """Checks one access of `size` bytes per thread; `offsets` are flat (CTA stride included)."""
+    def shared_access(
+        self,
+        op: Op,
+        threads: np.ndarray,
+        offsets: np.ndarray,
+        size: int,
+        *,
+        write: bool,
+        same: tuple[np.ndarray, np.ndarray] | None = None,
+        atomic: bool = False,
+    ) -> None:
+        """Checks one access of `size` bytes per thread; `offsets` are flat (CTA stride included). `same`: per thread, whether a
+        write leaves the bytes that were there before, and the bytes that are there after the whole instruction."""
         words, repeated = self._granules(threads, offsets, size)
-        mark = mark_writes if write else mark_reads
-        bad, word, other, other_pc, count = mark(
-            words, repeated >> 5, op.index, self.clocks, self.vector, self.writer, self.write_clock, self.write_pc,
-            self.read_clock, self.read_pc, self.launch.warps_per_cta,
+        state = (
+            self.vector, self.writer, self.write_clock, self.write_pc, self.read_clock, self.read_pc, self.atomic_clock,
         )  # fmt: skip
+        if write:
+            never = np.zeros(words.size, bool)
+            per = words.size // threads.size
+            old, new = (never, never) if same is None else (np.repeat(same[0], per), np.repeat(same[1], per))
+            now = self.launch.steps
+            bad, word, other, other_pc, count = mark_writes(
+                words, repeated >> 5, op.index, *state, self.stamps, now, old, new, atomic
+            )
+        else:
+            bad, word, other, other_pc, count = mark_reads(words, repeated >> 5, op.index, *state)
         if bad < 0:
             return
         first = self.launch.code.ops[other_pc]

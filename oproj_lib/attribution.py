@@ -1,0 +1,168 @@
+"""Which Python function an executed instruction comes from, and what it moved: a report, read by function.
+
+The virtual GPU counts per PTX line, and PTX lines name Python lines. Here both are joined, so that a notebook can
+say "the loads of `weight_fragment`" where the report says "PTX line 342".
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import PurePosixPath
+
+from oproj_lib import vgpu
+from oproj_lib.layouts.publish import publish_threads
+from oproj_lib.layouts.schedule import group_tokens, schedule
+from oproj_lib.program import Program, source_path
+from oproj_lib.run import decoded
+
+ADDRESSES = "layouts (addresses)"
+"""Name for the functions of layouts/ and kernels/lane.py: they only compute where things are."""
+KINDS = ("memory", "matrix", "synchronisation", "arithmetic")
+_SYNCHRONISATION = ("griddepcontrol", "bar.", "barrier.", "cp.async.commit", "cp.async.wait", "mbarrier", "fence")
+_MEMORY = ("ld.global", "st.global", "ld.shared", "st.shared", "cp.async", "multimem", "red.", "atom.")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One PTX instruction of a launch.
+
+    Attributes:
+        index: its place in program order, from 0.
+        line: its line in the PTX.
+        opcode: such as "ld.shared.v4.b32".
+        function: the Python function that made it; all of layouts/ is ADDRESSES.
+        kind: one of KINDS.
+        threads: how many threads of the whole grid executed it.
+    """
+
+    index: int
+    line: int
+    opcode: str
+    function: str
+    kind: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the memory instructions of one function and opcode moved, over the whole grid.
+
+    instructions: PTX instructions per thread; requests: warps that executed one; bytes; sectors: 32-byte pieces
+    of global memory; wavefronts: passes through shared memory, and how many it takes without bank conflicts.
+    """
+
+    instructions: int = 0
+    requests: int = 0
+    bytes: int = 0
+    sectors: int = 0
+    wavefronts: int = 0
+    ideal_wavefronts: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        names = self.__dataclass_fields__
+        return Traffic(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    @property
+    def sectors_per_request(self) -> float:
+        return self.sectors / self.requests
+
+    @property
+    def conflicts(self) -> int:
+        """Wavefronts that bank conflicts added."""
+        return self.wavefronts - self.ideal_wavefronts
+
+
+@cache
+def _functions(file: str) -> tuple[tuple[int, int, str], ...]:
+    """(first line, last line, name) of every function in a source file, outer ones first."""
+    tree = ast.parse(source_path(file).read_text(encoding="utf-8"))
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return tuple((node.lineno, node.end_lineno or node.lineno, node.name) for node in found)
+
+
+def function_of(source: vgpu.SourceLine | None) -> str:
+    """The innermost function around a source line; "" where the compiler named no line."""
+    if source is None:
+        return ""
+    path = PurePosixPath(source.file)
+    if path.parent.name == "layouts" or path.name == "lane.py":
+        return ADDRESSES
+    around = [
+        (first, name) for first, last, name in _functions(source.file) if first <= source.line <= last
+    ]
+    return max(around)[1] if around else path.stem
+
+
+def kind_of(opcode: str) -> str:
+    """What an instruction is for, one of KINDS."""
+    if opcode.startswith("mma."):
+        return "matrix"
+    if opcode.startswith(_SYNCHRONISATION):
+        return "synchronisation"
+    return "memory" if opcode.startswith(_MEMORY) else "arithmetic"
+
+
+def steps(program: Program) -> tuple[Step, ...]:
+    """Every PTX instruction of a producer in program order, with the threads that execute it.
+
+    The producer is straight-line code. Its only branches step over a publish, whose 8 * tokens threads per CTA
+    are `publish_threads`; the tests hold the sum against the virtual GPU's own count.
+    """
+    code = decoded(program).code(program.entry)
+    every = program.grid[0] * program.block[0]
+    batch, group_tiles = int(program.config["batch"]), int(program.config["group_tiles"])
+    _, tiles_per_group, groups = schedule(batch, group_tiles)
+    publishing = [publish_threads(group_tokens(group, batch, tiles_per_group)) for group in range(groups)]
+    shorter = iter([threads for threads in publishing if threads < program.block[0]])
+    found, threads, end = [], every, -1
+    for op in code.ops:
+        if op.index == end:
+            threads = every
+        instruction = op.instruction
+        found.append(
+            Step(
+                op.index,
+                instruction.line,
+                instruction.opcode,
+                function_of(instruction.source),
+                kind_of(instruction.opcode),
+                threads,
+            )
+        )
+        if op.control == "branch":
+            (end,) = (target for target in op.targets if target != op.index + 1)
+            threads = program.grid[0] * next(shorter)
+    return tuple(found)
+
+
+def traffic(program: Program, report: vgpu.Report) -> Mapping[tuple[str, str], Traffic]:
+    """(function, opcode) -> what it moved, in program order; only instructions that touch memory."""
+    by_line = report.counters.by_line
+    totals: dict[tuple[str, str], Traffic] = {}
+    for step in steps(program):
+        if step.line not in by_line:
+            continue
+        count = by_line[step.line]
+        moved = Traffic(
+            1, count.executions, count.bytes, count.sectors, count.wavefronts, count.ideal_wavefronts
+        )
+        key = step.function, step.opcode
+        totals[key] = totals.get(key, Traffic()) + moved
+    return totals
+
+
+def traffic_of(program: Program, report: vgpu.Report, function: str, opcode: str = "") -> Traffic:
+    """The sum over one function's instructions whose opcode starts with `opcode`.
+
+    Raises:
+        ValueError: if there are none, with the names that exist.
+    """
+    table = traffic(program, report)
+    found = [moved for (name, op), moved in table.items() if name == function and op.startswith(opcode)]
+    if not found:
+        known = ", ".join(f"{name} ({op})" for name, op in table)
+        raise ValueError(f"{function!r} has no memory instruction that starts with {opcode!r}; there are {known}")
+    return sum(found, Traffic())

@@ -1,0 +1,1 @@
+"""Measurements that say what was measured, where, and when."""
