@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import PurePosixPath
 
+from rich.table import Table
+
 from oproj_lib import vgpu
 from oproj_lib.layouts.publish import publish_threads
 from oproj_lib.layouts.schedule import group_tokens, schedule
@@ -80,7 +82,11 @@ def _functions(file: str) -> tuple[tuple[int, int, str], ...]:
     """(first line, last line, name) of every function in a source file, outer ones first."""
     tree = ast.parse(source_path(file).read_text(encoding="utf-8"))
     found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    return tuple((node.lineno, node.end_lineno or node.lineno, node.name) for node in found)
+    # A decorated function begins at its decorator: that is the line the compiler gives to its prologue.
+    return tuple(
+        (min([node.lineno, *(line.lineno for line in node.decorator_list)]), node.end_lineno or 0, node.name)
+        for node in found
+    )
 
 
 def function_of(source: vgpu.SourceLine | None) -> str:
@@ -94,6 +100,13 @@ def function_of(source: vgpu.SourceLine | None) -> str:
         (first, name) for first, last, name in _functions(source.file) if first <= source.line <= last
     ]
     return max(around)[1] if around else path.stem
+
+
+def source_text(source: vgpu.SourceLine | None) -> str:
+    """The source line itself, without its indentation; "" where the compiler named no line."""
+    if source is None:
+        return ""
+    return source_path(source.file).read_text(encoding="utf-8").splitlines()[source.line - 1].strip()
 
 
 def kind_of(opcode: str) -> str:
@@ -166,3 +179,24 @@ def traffic_of(program: Program, report: vgpu.Report, function: str, opcode: str
         known = ", ".join(f"{name} ({op})" for name, op in table)
         raise ValueError(f"{function!r} has no memory instruction that starts with {opcode!r}; there are {known}")
     return sum(found, Traffic())
+
+
+def bytes_table(moved: Mapping[tuple[str, str], Traffic]) -> Table:
+    """What each function moved between global memory and the SMs, as counted by the virtual GPU."""
+    table = Table(title="global memory, whole grid, counted by the virtual GPU")
+    for name in ("function", "instruction"):
+        table.add_column(name)
+    for name in ("per thread", "requests", "bytes", "sectors each", "bytes used of 32"):
+        table.add_column(name, justify="right")
+    for (function, opcode), step in moved.items():
+        if step.sectors:
+            table.add_row(
+                function,
+                opcode,
+                f"{step.instructions}",
+                f"{step.requests:,}",
+                f"{step.bytes:,}",
+                f"{step.sectors_per_request:g}",
+                f"{step.bytes / step.sectors:g}",
+            )
+    return table

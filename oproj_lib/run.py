@@ -13,7 +13,7 @@ from oproj_lib import problem, vgpu
 from oproj_lib.devices import choose_device
 from oproj_lib.kernels.producer import OprojProducer
 from oproj_lib.problem import N, Problem
-from oproj_lib.program import Program, build_producer
+from oproj_lib.program import Program, build_producer, check_target
 
 SENTINEL = np.uint32(0x80008000)
 """The armed mailbox word, two BF16 -0.0 (KERNELS: "Lamport protocol"): no published word may contain a -0.0 half."""
@@ -129,6 +129,7 @@ def run_producer(
     Raises ValueError for settings that do not exist (with the valid ones), before anything is built.
     """
     shape = Problem(ranks, batch)
+    check_target(target)
     chosen, reason = choose_device(device, "producer", target)
     if transport == "unicast":
         transport = f"unicast:{ranks}"

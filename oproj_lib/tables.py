@@ -11,24 +11,46 @@ from oproj_lib.run import RunResult
 
 
 def result_table(results: Sequence[RunResult]) -> Table:
-    """One row per run: what ran where, its error against float64, what it moved, how long the launch took."""
-    table = Table(title="o_proj against float64", caption="error: |out - float64| / |float64| (Frobenius); seconds: one launch on this machine")
-    for name in ("engine", "target", "device", "K", "M", "configuration"):
-        table.add_column(name)
-    for name in ("error", "limit", "thread instr.", "MMAs", "bank conflicts", "seconds"):
-        table.add_column(name, justify="right")
-    table.add_column("findings")
-    for result in results:
-        counters, settings = result.report.counters, result.configuration
-        chosen = f"{settings['staged_blocks']} staged, rows {settings['rows']}, " + (
-            f"ring of {settings['group_tiles']}" if settings["group_tiles"] else "no ring"
-        )
-        table.add_row(
-            result.engine, result.target, result.device, str(result.k), str(result.batch), chosen, f"{result.error:.2e}",
-            f"{result.tolerance:.1e}", f"{counters.thread_instructions:,}", f"{counters.matrix_instructions:,}",
-            f"{counters.bank_conflicts:,}", f"{result.seconds:.2f}", str(len(result.findings)) if result.findings else "none",
-        )  # fmt: skip
+    """One column per run: what ran where, its error against float64, what it moved, how long the launch took."""
+    table = Table(title="o_proj against float64", show_header=False, caption="error: |out - float64| / |float64|, Frobenius norms")
+    table.add_column("what", style="bold")
+    for _ in results:
+        table.add_column(justify="right")
+    for label, cells in result_rows(results):
+        table.add_row(label, *cells)
     return table
+
+
+def result_rows(results: Sequence[RunResult]) -> list[tuple[str, list[str]]]:
+    """The rows of `result_table` as plain strings."""
+
+    def x_path(result: RunResult) -> str:
+        ring = result.configuration["group_tiles"]
+        return f"ring of 2 x {ring} tiles" if ring else ("registers" if result.k == 768 else "shared memory")
+
+    columns = [
+        (
+            ("engine", result.engine),
+            ("target", result.target),
+            ("device", "virtual GPU" if result.device == "vgpu" else result.device),
+            ("ranks, K", f"TP{result.ranks}, {result.k}"),
+            ("tokens M", str(result.batch)),
+            ("staged blocks, rows", f"{result.configuration['staged_blocks']}, {result.configuration['rows']}"),
+            ("x path", x_path(result)),
+            ("transport", str(result.configuration["transport"])),
+            ("arithmetic", "exact" if result.arithmetic == "exact" else "FP32"),
+            ("error", f"{result.error:.3e}"),
+            ("limit", f"{result.tolerance:.1e}"),
+            ("thread-instructions", f"{result.thread_instructions:,}"),
+            ("MMAs (warp-wide)", f"{result.report.counters.matrix_instructions:,}"),
+            ("bank conflicts", f"{result.report.counters.bank_conflicts:,}"),
+            ("seconds per launch", f"{result.seconds:.2f}"),
+            ("checks", "all" if result.checks else "bounds, alignment, deadlock"),
+            ("findings", str(len(result.findings)) if result.findings else "none"),
+        )
+        for result in results
+    ]
+    return [(rows[0][0], [cell for _, cell in rows]) for rows in zip(*columns, strict=True)]
 
 
 def bench_table(benchmark: Benchmark) -> Table:

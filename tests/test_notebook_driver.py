@@ -90,6 +90,7 @@ def test_the_kernel_is_this_interpreter_whatever_is_installed(
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "jupyter"))
     monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "0")
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     startup = tmp_path / "ipython/profile_default/startup"
     startup.mkdir(parents=True)
     (startup / "00-user.py").write_text("user_startup_ran = True")

@@ -92,11 +92,12 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def test_torch_names_no_build_and_triton_is_the_one_it_asks_for() -> None:
-    assert pins()["torch"] == Version("2.13.0")
-    assert pins()["triton"] == Version(
-        "3.7.1"
-    )  # Requires-Dist of the default torch 2.13.0 build: triton==3.7.1
+def test_triton_and_cuda_are_those_that_the_default_build_of_torch_asks_for() -> None:
+    """Its metadata: triton==3.7.1 and cuda-toolkit==13.0.3. A build for the CPU alone asks for neither."""
+    versions = {str(name): str(version) for name, version in pins().items()}
+    assert (versions["torch"], versions["triton"]) == ("2.13.0", "3.7.1")
+    nvcc = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-nvvm", "nvidia-cuda-runtime")
+    assert {versions[name].rsplit(".", 1)[0] for name in nvcc} == {"13.0"}
 
 
 def test_environment_yml_agrees_with_pyproject() -> None:

@@ -54,20 +54,10 @@ def ptx(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def run(request: pytest.FixtureRequest, ptx: dict[str, str]) -> Run:
     """run("file.kernel", grid, block, *args): one launch with all checks; a finding is a failure."""
 
-    def run_(
-        name: str, grid: int | tuple[int, ...], block: int | tuple[int, ...], *args: Any, dynamic: int = 0
-    ) -> None:
+    def run_(name: str, grid: Any, block: Any, *args: Any, dynamic: int = 0) -> None:
         file, entry = name.split(".")
-        report = vgpu.run_ptx(
-            ptx[file],
-            entry,
-            grid,
-            block,
-            list(args),
-            dynamic_shared_bytes=dynamic,
-            checks=True,
-            schedule=request.param,
-        )
+        options = {"dynamic_shared_bytes": dynamic, "checks": True, "schedule": request.param}
+        report = vgpu.run_ptx(ptx[file], entry, grid, block, list(args), **options)
         assert report.findings == ()
 
     return run_
@@ -346,6 +336,7 @@ def test_last_block_sums(run: Run) -> None:
 def test_float_math(run: Run) -> None:
     x = np.exp2(rng().uniform(-20, 20, 64)).astype(np.float32)
     y = rng(1).uniform(-12, 12, 64).astype(np.float32)
+    x[4:6] = [3e9, 2.0**32 - 256]  # beyond a signed integer
     y[:4] = [2e5, -1.5e5, 0.0, 1e-20]  # sinf reduces arguments beyond 105615 by a table in local memory
     out = np.zeros((64, 12), np.float32)
     run("numbers.float_math", 2, 32, x, y, out)
@@ -431,8 +422,7 @@ def test_struct_by_value_with_a_pointer_in_it(ptx: dict[str, str], schedule: str
     source, total = gpu.upload(x, name="x"), gpu.empty(1, np.float64, name="sum")
     out = gpu.empty(150, np.float32, name="out")  # every third element is written, the rest stays undefined
     fields = [("scale", "f4"), ("shift", "f4"), ("stride", "i4"), ("skip", "i2", 3), ("sum", "u8")]
-    affine = np.array((1.5, -0.25, 3, (7, 0, 49), total.address), np.dtype(fields, align=True))
-    assert affine.nbytes == 32
+    affine = np.array((1.5, -0.25, 3, (7, 0, 49), total.address), np.dtype(fields, align=True))  # 32 bytes
     report = gpu.launch(
         vgpu.load(ptx["numbers"]),
         "struct_param",
@@ -473,7 +463,7 @@ def test_vector_loads_in_a_grid_stride_loop(run: Run) -> None:
     np.testing.assert_array_equal(out, wanted)
 
 
-# --- broken versions ------------------------------------------------------------------------------------------
+# --- broken versions ----------------------------------------------------------------------------------------
 
 
 def without_barrier(text: str, entry: str, number: int) -> str:

@@ -171,15 +171,21 @@ def test_matmul(
 
 
 def test_a_removed_synchronisation_is_reported(compile_kernel: Compile) -> None:
-    """Each barrier and each wait of the pipelined matmul is needed: without it, some schedule has a finding."""
+    """The pipelined matmul needs each barrier and wait: without one, some schedule has a finding.
+
+    From the first wait on: before it nothing has been read, and Triton 3.7 puts a needless barrier there.
+    """
     m, n, k = 45, 112, 160
     types = "a:*fp16 b:*fp16 c:*fp16 m:i32 n:i32 k:i32"
     aligned, tiles = ["a", "b", "c", "n", "k"], {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32}
     kernel = compile_kernel("matmul", 90, types, aligned, {"num_stages": 3}, **tiles)
     text = kernel.asm["ptx"]
     a, b, c = (np.ones(shape, np.float16) for shape in ((m, k), (k, n), (m, n)))
-    points = list(re.finditer(r"(bar\.sync|cp\.async\.wait_group)[^;]*;", text))
-    assert {point[1] for point in points} == {"bar.sync", "cp.async.wait_group"}
+    first = text.index("cp.async.wait_group")
+    points = list(re.compile(r"(bar\.sync|cp\.async\.wait_group)[^;]*;").finditer(text, first))
+    assert [point[1] for point in points].count(
+        "bar.sync"
+    ) >= 4  # loop top and bottom, and around the epilogue
     silent = []
     for point in points:
         broken = text[: point.start()] + text[point.end() :]

@@ -222,6 +222,12 @@ BY_HAND = [
     # The smallest subnormal survives alone, but a product of 2^-100 * 2^-60 does not.
     (90, [0.0], [0.0], -(2.0**-149), 0x80000001),
     (90, [2.0**-100], [2.0**-60], 0.0, 0x00000000),
+    # The zero addend counts as 2^-133, so Hopper sees units of 2^-158: 2^-149 - 2^-158 truncates to nothing,
+    # but 2^-159 is lost and leaves the smallest subnormal. Ampere: 2^-132, 24 bits, 2^-156.
+    (90, [2.0**-100, -(2.0**-100)], [2.0**-49, 2.0**-58], 0.0, 0x00000000),
+    (90, [2.0**-100, -(2.0**-100)], [2.0**-49, 2.0**-59], 0.0, 0x00000001),
+    (80, [2.0**-100, -(2.0**-100)], [2.0**-49, 2.0**-56], 0.0, 0x00000000),
+    (80, [2.0**-100, -(2.0**-100)], [2.0**-49, 2.0**-57], 0.0, 0x00000001),
     # Inf - Inf, Inf * 0, NaN; Inf alone.
     (90, [np.inf, 1.0], [1.0, 1.0], -np.inf, 0x7FFFFFFF),
     (90, [np.inf], [0.0], 1.0, 0x7FFFFFFF),
@@ -236,6 +242,7 @@ def test_exact_by_hand(arch: int, a: list[float], b: list[float], c: float, want
     left[0, : len(a)], right[0, : len(b)] = a, b
     bits = to_bits(left, "bf16"), to_bits(right, "bf16"), to_bits(hexfloat(c), "f32")
     assert hex(dot_rows(arch, "bf16", "f32", *bits)[0]) == hex(wanted)
+    assert hex(mmasim_dot(arch, 16, "bf16", "f32", *bits)[0]) == hex(wanted)
 
 
 @pytest.mark.parametrize(
@@ -253,6 +260,16 @@ def test_exact_by_hand(arch: int, a: list[float], b: list[float], c: float, want
 def test_fp16_accumulator_by_hand(a: float, c: float, wanted: int) -> None:
     left, right = to_bits(hexfloat(a)[None], "f16"), to_bits(hexfloat(1.0)[None], "f16")
     assert hex(dot_rows(90, "f16", "f16", left, right, to_bits(hexfloat(c), "f16"))[0]) == hex(wanted)
+
+
+@pytest.mark.parametrize("factor, wanted", [(2.0**-23, 0x0001), (2.0**-24, 0x0000)])
+def test_fp16_zero_exponent_by_hand(factor: float, wanted: int) -> None:
+    """The zero addend counts as 2^-21: units of 2^-46. 2^-25 alone is a tie, which rounds to even."""
+    a, b = (
+        to_bits(hexfloat(2.0**-12, 2.0**-23)[None], "f16"),
+        to_bits(hexfloat(2.0**-13, factor)[None], "f16"),
+    )
+    assert hex(dot_rows(90, "f16", "f16", a, b, to_bits(hexfloat(0.0), "f16"))[0]) == hex(wanted)
 
 
 # --- fragments ----------------------------------------------------------------------------------------------

@@ -23,6 +23,6 @@ def choose_device(device: str, engine: str, target: str) -> tuple[str, str]:
     for placement in doctor.placements(doctor.find_cuda()):
         if (placement.engine, placement.target) == (engine, target):
             if device == "cuda" and placement.device != "cuda":
-                raise DeviceError(f"device = 'cuda': {placement.reason}; choose device = 'vgpu' or 'auto'")
-            return placement.device, placement.reason
+                raise DeviceError(f"device = 'cuda': {placement.why}; choose device = 'vgpu' or 'auto'")
+            return placement.device, placement.why
     raise DeviceError(f"engine {engine!r} has no build for {target}")

@@ -397,20 +397,29 @@ class OprojProducer:
         if self.config.path is XPath.RING:
             self.compute_ring(lane, x, weights, shared, box, mc, slot)
         else:
-            self.compute_ungrouped(lane, x.shape[0], weights, shared, box, mc, slot)
+            self.compute_ungrouped(lane, x, weights, shared, box, mc, slot)
 
     def compute_ungrouped(
-        self, lane: XLane, batch: int, weights: Any, shared: Shared, mailbox: Mailbox, mc: Int64, slot: Int32
+        self,
+        lane: XLane,
+        x: cute.Tensor,
+        weights: Any,
+        shared: Shared,
+        mailbox: Mailbox,
+        mc: Int64,
+        slot: Int32,
     ) -> None:
         """Register and shared path: one pass per token tile, one publish at the end."""
-        config = self.config
+        config, batch = self.config, x.shape[0]
         tiles, _, _ = self.schedule(batch)
         if config.path is XPath.SHARED:
             self.stage_x(lane, batch, 0, tiles)
             cute.arch.cp_async_wait_group(0)
             cute.arch.sync_threads()
         for tile in range(tiles):
-            words = [self.x_words(lane, batch, tile, block) for block in range(config.kblocks)]
+            # Later tiles work their addresses out again: registers are full of weights, these would be spilled.
+            mine = self.x_lane(x, shared) if tile else lane
+            words = [self.x_words(mine, batch, tile, block) for block in range(config.kblocks)]
             if tile == 0 and config.path is XPath.REGISTERS and config.staged_blocks:
                 cute.arch.cp_async_wait_group(0)  # a lane reads only what it copied itself: no barrier
             accumulators = self.multiply(weights, shared, lambda block: [words[block]], 1)  # noqa: B023

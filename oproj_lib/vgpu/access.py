@@ -14,6 +14,7 @@ from .decode import Execute, Form, Op, opcode
 from .memory import LOCAL_BASE, MULTICAST_BASE, SHARED_BASE, WINDOW_SPAN, Buffer, MulticastWindow, Region
 from .ptx import TYPE_BYTES, Addr, Imm, Reg, Sym
 from .registers import DTYPES
+from .shadow import IN_FLIGHT
 
 if TYPE_CHECKING:
     from .launch import Lanes, Launch
@@ -373,6 +374,8 @@ def store_piece(launch: Launch, op: Op, lanes: Lanes, piece: Piece, values: np.n
         return
     part = lanes if piece.which is None else lanes.pick(piece.which)
     if same_old is not None:
+        if launch.copies.pending:
+            launch.shadow.check_in_flight(op, part.threads(), piece.offsets, size)
         same_new = (region.view(element, count)[where_to] == values).all(axis=1)
         launch.shadow.shared_access(op, part.threads(), piece.offsets, size, write=True, same=(same_old, same_new))
     for i, row in enumerate(rows):
@@ -556,7 +559,7 @@ class AsyncCopies:
         nothing = valid == 0  # zero fill only: the source address is not read
         if launch.shadow is not None:
             launch.shadow.shared_access(op, threads, destination, size, write=True)
-            origin = launch.shadow.origin("a cp.async that nobody waited for", op)
+            origin = launch.shadow.origin(IN_FLIGHT, op)
             launch.shadow.set_memory_origin(launch.memory.shared, destination, size, origin)
         if nothing.any():
             part = np.flatnonzero(nothing)
@@ -674,14 +677,13 @@ def build_multimem(form: Form) -> Execute:
                 message = f"multimem.st of {size} bytes at {what}: not a multicast address"
                 launch.found("wrong address space", message, op, lanes.threads()[which])
                 continue
-            for kind, bad in (
-                ("out of bounds", offsets + size > window.end - window.address),
-                ("misaligned", offsets % size != 0),
-            ):
+            outside, crooked = offsets + size > window.end - window.address, offsets % size != 0
+            for kind, bad in (("out of bounds", outside), ("misaligned", crooked & ~outside)):
                 if bad.any():
                     what = launch.space.describe(int(addresses[which][bad][0]))
                     launch.found(kind, f"multimem.st of {size} bytes at {what}", op, lanes.threads()[which[bad]])
-                    which, offsets = which[~bad], offsets[~bad]
+            good = ~(outside | crooked)
+            which, offsets = which[good], offsets[good]
             launch.counters.multicast_store_bytes += size * which.size
             for member in window.members:
                 store_piece(launch, op, lanes, Piece(member, which, offsets), values[which], rows)

@@ -45,6 +45,8 @@ SPECIAL_REGISTERS = {
     "%clock": "u32", "%clock64": "u64", "%globaltimer": "u64", "%dynamic_smem_size": "u32", "%total_smem_size": "u32",
 }  # fmt: skip
 
+RELAXED_TYPES = ("ld", "ldu", "st", "cvt", "atom", "red")
+
 BUILDERS: dict[str, Callable[[Form], Execute]] = {}
 
 
@@ -171,9 +173,21 @@ class Form:
             return self._special(operand.name, dtype)
         if operand.name.startswith("!"):
             row = self.row(Reg(operand.name[1:]))
+            if row.kind != "p" or type_name != "pred":
+                raise self.malformed("`!` negates a predicate, where a predicate is read")
             return lambda launch, sel: ~launch.regs.files["p"][row.index, sel]
         row = self.row(operand)
+        self._check_type(operand.name, type_name)
         return self._register_reader(row, type_name, dtype)
+
+    def _check_type(self, name: str, type_name: str) -> None:
+        """Operand types must agree with the instruction's (PTX ISA, "Instruction Operands: Operand Type Information"). Only
+        ld, st and cvt may use wider registers ("Operand Size Exceeding Instruction-Type Size")."""
+        if self.instruction.op in RELAXED_TYPES:
+            return
+        declared = self.decoder.entry.registers[name]
+        if TYPE_BYTES[declared] != TYPE_BYTES[type_name] or not agree(declared, type_name):
+            raise self.malformed(f"register {name} is .{declared} where .{type_name} belongs")
 
     def _register_reader(self, row: Row, type_name: str, dtype: np.dtype) -> Reader:
         kind, index = row.kind, row.index
@@ -192,16 +206,16 @@ class Form:
     def _immediate(self, operand: Imm, type_name: str, dtype: np.dtype) -> Any:
         if type_name == "pred":
             return np.bool_(operand.value)
+        is_float = type_name in ("f16", "bf16", "f32", "f64", "tf32")
+        if operand.float_bits and not is_float and type_name != f"b{operand.float_bits}":
+            raise self.malformed(f"a floating-point literal where .{type_name} belongs")
+        if not operand.float_bits and is_float or type_name in ("f16", "bf16"):
+            raise self.malformed(f"a literal that is not a .{type_name}")
         if operand.float_bits:
-            source = np.array(operand.value, f"uint{operand.float_bits}").view(f"float{operand.float_bits}")
-            return source.astype(dtype)[()] if dtype.kind in "fV" and dtype.itemsize != source.itemsize else source.view(dtype)[()]
+            literal = np.array(operand.value, f"uint{operand.float_bits}")
+            return literal.view(f"float{operand.float_bits}").astype(dtype)[()] if is_float else literal.view(dtype)[()]
         bits = 8 * dtype.itemsize
-        if type_name == "f64" or (type_name == "f32" and not -(1 << 31) <= operand.value < (1 << 32)):
-            return dtype.type(operand.value)
-        if not -(1 << (bits - 1)) <= operand.value < (1 << bits):
-            operand = Imm(operand.value & ((1 << bits) - 1))
-        raw = np.array(operand.value & ((1 << bits) - 1), f"uint{bits}")
-        return raw.view(dtype)[()]
+        return np.array(operand.value & ((1 << bits) - 1), f"uint{bits}").view(dtype)[()]
 
     def _symbol(self, operand: Sym | Addr, dtype: np.dtype) -> Reader:
         base = operand if isinstance(operand, Sym) else operand.base
@@ -230,6 +244,8 @@ class Form:
         if isinstance(operand, Sym) and operand.name == "_":
             return lambda launch, sel, value: None
         row = self.row(operand, write=True)
+        assert isinstance(operand, Reg)
+        self._check_type(operand.name, type_name)
         kind, index = row.kind, row.index
         held = CLASS_DTYPE[kind]
         if (kind == "p") != (dtype == bool):
@@ -269,6 +285,13 @@ class Form:
         if row.kind != "d":
             raise self.malformed("an address register has 32 or 64 bits")
         return lambda launch, sel: launch.regs.files["d"][row.index, sel].view(np.int64) + offset
+
+
+def agree(declared: str, type_name: str) -> bool:
+    """Whether a register of one type may appear where another is expected (sizes aside)."""
+    if declared == type_name or "b" in (declared[0], type_name[0]):
+        return True
+    return declared[0] in "us" and type_name[0] in "us"
 
 
 def _bits(value: Any, dtype: np.dtype, held: np.dtype) -> Any:
@@ -313,10 +336,16 @@ class Decoder:
         builder = BUILDERS.get(instruction.op)
         if builder is None:
             raise form.unsupported(f"instruction {instruction.op} is not modelled")
-        return form, builder(form)
+        try:
+            return form, builder(form)
+        except IndexError:
+            raise form.malformed("an operand is missing") from None
 
     def decode(self) -> Code:
-        first_pass = [self.build(instruction)[0] for instruction in self.entry.instructions]
+        # A kernel may end without ret (or with a guarded one): falling off the end is an exit.
+        last = self.entry.instructions[-1].line if self.entry.instructions else self.entry.line
+        instructions = [*self.entry.instructions, Instruction("exit", (), None, False, last, "exit", None)]
+        first_pass = [self.build(instruction)[0] for instruction in instructions]
         back_edges, joins = [], set()
         accesses = []
         for index, form in enumerate(first_pass):
@@ -330,15 +359,14 @@ class Decoder:
                     back_edges.append((index, target))
         classes = {name: register_class(kind) for name, kind in self.entry.registers.items() if TYPE_BYTES[kind] < 16}
         self.rows, counts = allocate_rows(live_intervals(accesses, back_edges), classes)
-        ops = [self._op(index, *self.build(instruction)) for index, instruction in enumerate(self.entry.instructions)]
-        if not ops or ops[-1].control not in ("exit", "branch"):
-            line = self.entry.instructions[-1].line if ops else self.entry.line
-            raise MalformedPTX(f"entry {self.entry.name} runs past its end", line)
+        ops = [self._op(index, *self.build(instruction)) for index, instruction in enumerate(instructions)]
         return self._code(ops, counts, joins)
 
     def _op(self, index: int, form: Form, execute: Execute) -> Op:
         instruction = form.instruction
         guard = self.row(instruction.guard, form) if instruction.guard else None
+        if guard is not None and guard.kind != "p":
+            raise form.malformed(f"the guard {instruction.guard} is not a predicate")
         return Op(
             index, instruction, execute,
             tuple(self.row(name, form) for name in dict.fromkeys(form.reads)),

@@ -86,6 +86,7 @@ class Launch:
         self.waited_for_predecessor = np.zeros(self.threads, bool)
         self.triggered = np.zeros(self.ctas, bool)
         self.counters = Counters()
+        self.executed = np.zeros(len(code.ops), np.int64)  # thread-instructions per operation
         self.findings: dict[tuple[str, SourceLine | int], Finding] = {}
         self.copies = AsyncCopies(self)
         self.barriers = Barriers(self)
@@ -210,6 +211,10 @@ class Launch:
             else:
                 self._report_stuck()
         seconds = time.perf_counter() - start
+        self.counters.thread_instructions = int(self.executed.sum())
+        for op, count in zip(self.code.ops, self.executed.tolist(), strict=True):
+            by_line = self.counters.thread_instructions_by_line
+            by_line[op.instruction.line] = by_line.get(op.instruction.line, 0) + count
         return Report(
             self.code.entry.name,
             tuple(self.findings.values()),
@@ -286,7 +291,7 @@ class Launch:
 
     def _count(self, lanes: Lanes) -> None:
         self.steps += 1
-        self.counters.thread_instructions += lanes.count
+        self.executed[self.op.index] += lanes.count
         self.counters.warp_instructions += -(-lanes.count // 32)
 
     def _guarded(self, op: Op, lanes: Lanes) -> Lanes | None:

@@ -1,7 +1,8 @@
 """PTX text -> instructions, with the source line each one came from.
 
-This module knows the *grammar* of PTX (PTX ISA, "Syntax" and "Instruction Operands"): statements, operands, directives.
-It does not know what any instruction means; `decode` resolves operands and `alu`, `access`, `warp` give the semantics.
+This module knows the *grammar* of PTX (PTX ISA, "Syntax" and "Instruction Operands"): statements, operands,
+directives. It does not know what any instruction means; `decode` resolves operands and `alu`, `access`, `warp`
+and others give the semantics.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class MalformedPTX(ValueError):
 
 @dataclass(frozen=True)
 class SourceLine:
-    """A place in the kernel's source, from a `.loc` directive. `inlined_at` is the call that brought it here."""
+    """A place in the kernel's source, from a `.loc` directive; `inlined_at` is the call that brought it here."""
 
     file: str
     line: int
@@ -54,7 +55,8 @@ class Reg:
 
 @dataclass(frozen=True)
 class Imm:
-    """A literal. Integers keep their sign; for floats (`0f3F800000`) `value` is the bit pattern, so NaNs keep theirs."""
+    """A literal. Integers keep their sign; for floats (`0f3F800000`) `value` is the bit pattern, so NaNs
+    keep theirs."""
 
     value: int
     float_bits: int = 0  # 0: an integer; 32 or 64: the bit pattern of a float of that width
@@ -158,9 +160,14 @@ TYPE_BYTES = {
     "b128": 16,
 }
 
-_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
-_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)(?:\s+(\d+))?(.*)")
-_INLINED = re.compile(r"inlined_at\s+(\d+)\s+(\d+)(?:\s+(\d+))?")
+_COMMENT = re.compile(
+    r'"[^"\n]*"|/\*.*?\*/|//[^\n]*', re.S
+)  # strings are matched so that they stay as they are
+_INLINED = r"inlined_at\s+(?P<outer>\d+)\s+(?P<outer_line>\d+)(?:\s+(?P<outer_column>\d+))?"
+_LOC = re.compile(
+    r"\.loc\s+(?P<file>\d+)\s+(?P<line>\d+)(?:\s+(?P<column>\d+))?"
+    rf"(?:\s*,\s*function_name\s+[\w$.]+(?:\s*\+\s*\d+)?\s*,\s*{_INLINED})?\s*$"
+)
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 _REG_RANGE = re.compile(r"(%?[\w$]+)<(\d+)>")
 _VARIABLE = re.compile(
@@ -192,13 +199,15 @@ class _Parser:
         if ".version" not in text:
             raise MalformedPTX("no .version directive: this is not PTX", 1, text[:60])
         # Comments become blanks of the same shape, so that line numbers stay those of the file.
-        self.text = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+        self.text = _COMMENT.sub(
+            lambda m: m.group() if m.group()[0] == '"' else re.sub(r"[^\n]", " ", m.group()), text
+        )
         self.files = {int(n): name for n, name in _FILE.findall(self.text)}
         self.position = 0
         self.counted_to, self.line_number = 0, 1
         self.source: SourceLine | None = None
 
-    # -- statements ---------------------------------------------------------------------------------------------
+    # -- statements --------------------------------------------------------------------------------
 
     def line_at(self, position: int) -> int:
         self.line_number += self.text.count("\n", self.counted_to, position)
@@ -206,7 +215,7 @@ class _Parser:
         return self.line_number
 
     def next_statement(self) -> tuple[str, str, int] | None:
-        """(text, terminator, line). Terminators: `;` `{` `}` `:` or newline for the line-oriented directives."""
+        """(text, terminator, line). Terminators: `;` `{` `}` `:`, or newline for line-oriented directives."""
         text, n = self.text, len(self.text)
         while self.position < n and text[self.position].isspace():
             self.position += 1
@@ -214,11 +223,11 @@ class _Parser:
             return None
         start = self.position
         line = self.line_at(start)
-        if text.startswith((".loc ", ".loc\t", ".file", ".version", ".target", ".address_size", ".pragma"), start):
+        if text.startswith((".loc ", ".loc\t", ".file", ".version", ".target", ".address_size"), start):
             end = text.find("\n", start)
             end = n if end < 0 else end
             self.position = end + 1
-            return text[start:end].rstrip().rstrip(";"), "\n", line
+            return text[start:end].rstrip(), "\n", line
         depth, i = 0, start
         while i < n:
             c = text[i]
@@ -249,36 +258,62 @@ class _Parser:
             return False
         return head == "" or bool(re.match(r"(\.(visible|weak|extern)\s+)*\.(entry|func|section)", head))
 
-    # -- module level -------------------------------------------------------------------------------------------
+    # -- module level ------------------------------------------------------------------------------
 
     def module(self) -> PTXFile:
         result = PTXFile("", "", {}, [])
         while (statement := self.next_statement()) is not None:
             text, end, line = statement
-            if text.startswith(".version"):
-                result.version = text.split()[1]
-            elif text.startswith(".target"):
-                result.target = text.split(None, 1)[1].split(",")[0].strip()
-            elif text.startswith((".file", ".address_size", ".pragma", ".loc")):
-                if text.startswith(".address_size") and text.split()[1] != "64":
-                    raise UnsupportedPTX("only 64-bit addresses are modelled", line, text)
-            elif text.startswith(".section"):
+            if not result.version and not text.startswith(".version"):
+                raise MalformedPTX("a module begins with .version", line, text)
+            if end == "\n":
+                self._module_directive(result, text, line)
+            elif text.startswith(".pragma") and end == ";":
+                continue
+            elif text.startswith(".section") and end == "{":
                 self._skip_block(line)
             elif re.match(r"(\.(visible|weak)\s+)*\.entry", text):
                 entry = self._entry(text, end, line)
+                if entry.name in result.entries:
+                    raise MalformedPTX("entry defined twice", line, entry.name)
                 result.entries[entry.name] = entry
             elif ".func" in text.split("(")[0]:
                 if end == "{":
                     raise UnsupportedPTX("device functions (.func with a body) are not modelled", line, text)
             elif end == ";" and (variable := self._variable(text, line)):
                 result.variables.append(variable)
-            elif text or end not in ";":
+            elif text or end != ";":
                 raise UnsupportedPTX("unknown directive", line, text + end)
         for entry in result.entries.values():
             entry.parent_variables = result.variables
         if not result.entries:
             raise MalformedPTX("no .entry function in this module", 1)
+        if not result.target:
+            raise MalformedPTX("no .target directive", 1)
         return result
+
+    def _module_directive(self, result: PTXFile, text: str, line: int) -> None:
+        """The directives that end with their line."""
+        if match := re.fullmatch(r"\.version\s+(\d+\.\d+)", text):
+            if result.version:
+                raise MalformedPTX("a second .version", line, text)
+            result.version = match[1]
+        elif match := re.fullmatch(r"\.target\s+(\w+)((?:\s*,\s*\w+)*)", text):
+            options = {option.strip() for option in match[2].split(",")} - {
+                "",
+                "debug",
+                "texmode_independent",
+            }
+            if options or (result.target and result.target != match[1]):
+                raise UnsupportedPTX("target", line, text)
+            result.target = match[1]
+        elif match := re.fullmatch(r"\.address_size\s+(\d+)", text):
+            if match[1] != "64":
+                raise UnsupportedPTX("only 64-bit addresses are modelled", line, text)
+        elif text.startswith(".loc"):
+            self._location(text, line)
+        elif not _FILE.match(text):
+            raise MalformedPTX("cannot read this directive", line, text)
 
     def _skip_block(self, line: int) -> None:
         end = self.text.find("}", self.position)
@@ -300,6 +335,10 @@ class _Parser:
         align = int(match["align"] or match["align2"] or TYPE_BYTES[kind])
         size = count * TYPE_BYTES[kind] if sized else 0
         init = self._initial(match["init"], kind, line) if match["init"] else b""
+        if init and match["space"] not in ("global", "const"):
+            raise MalformedPTX(f".{match['space']} variables have no initial value", line, text)
+        if sized and len(init) > size:
+            raise MalformedPTX(f"{len(init)} bytes of initial values for {size}", line, text)
         extern = ".extern" in match["linkage"] or not sized
         return Variable(match["name"], match["space"], align, size, init, kind, extern)
 
@@ -317,10 +356,12 @@ class _Parser:
                 raise UnsupportedPTX("initialiser that is not a number", line, text)
         return bytes(out)
 
-    # -- entries ------------------------------------------------------------------------------------------------
+    # -- entries -----------------------------------------------------------------------------------
 
     def _entry(self, head: str, end: str, line: int) -> Entry:
-        match = re.match(r"(?:\.(?:visible|weak)\s+)*\.entry\s+([\w$]+)\s*(?:\((.*?)\)\s*)?([^()]*)$", head, re.S)
+        match = re.match(
+            r"(?:\.(?:visible|weak)\s+)*\.entry\s+([\w$]+)\s*(?:\((.*?)\)\s*)?([^()]*)$", head, re.S
+        )
         if match is None:
             raise MalformedPTX("cannot read this .entry", line, head)
         entry = Entry(match[1], line)
@@ -330,28 +371,32 @@ class _Parser:
                 if parameter is None:
                     raise UnsupportedPTX("kernel parameter", line, item)
                 entry.parameters.append(parameter)
-        self._entry_directives(entry, match[3])
-        while end != "{":  # directives such as .maxntid may be ended by newlines of their own
-            statement = self.next_statement()
-            if statement is None:
-                raise MalformedPTX(".entry without a body", line, head)
-            text, end, _ = statement
-            self._entry_directives(entry, text)
-        self._body(entry, {})
+        if end != "{":
+            raise MalformedPTX(".entry without a body", line, head)
+        self._entry_directives(entry, match[3], line)
+        self._body(entry, None)
         return entry
 
     @staticmethod
-    def _entry_directives(entry: Entry, text: str) -> None:
-        if match := re.search(r"\.reqntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", text):
-            x, y, z = (int(g or 1) for g in match.groups())
-            entry.required_threads = (x, y, z)
-        if match := re.search(r"\.maxntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", text):
-            x, y, z = (int(g or 1) for g in match.groups())
-            entry.max_threads = x * y * z
+    def _entry_directives(entry: Entry, text: str, line: int) -> None:
+        """Performance-tuning directives between the parameters and the body."""
+        for name, arguments in re.findall(r"\.(\w+)([^.]*)", text):
+            numbers = [int(n) for n in re.findall(r"\d+", arguments)]
+            if name in ("reqntid", "maxntid", "reqnctapercluster") and 1 <= len(numbers) <= 3:
+                x, y, z = (*numbers, 1, 1)[:3]
+                if name == "reqntid":
+                    entry.required_threads = (x, y, z)
+                elif name == "maxntid":
+                    entry.max_threads = x * y * z
+                elif (x, y, z) != (1, 1, 1):
+                    raise UnsupportedPTX("only clusters of one CTA are modelled", line, text)
+            elif name not in ("minnctapersm", "maxnreg", "maxclusterrank", "pragma", "explicitcluster"):
+                raise UnsupportedPTX(f"directive .{name}", line, text)
 
-    def _body(self, entry: Entry, outer: dict[str, str]) -> None:
-        """One `{ ... }` scope. Registers declared in an inner scope are renamed, so that scopes cannot clash."""
-        renamed = dict(outer)
+    def _body(self, entry: Entry, outer: dict[str, str] | None) -> None:
+        """One `{ ... }` scope. Registers of an inner scope are renamed, so that scopes cannot clash."""
+        renamed = dict(outer or {})
+        own: set[str] = set()  # declared in this scope
         while (statement := self.next_statement()) is not None:
             text, end, line = statement
             if end == "}":
@@ -367,9 +412,11 @@ class _Parser:
             elif text.startswith((".loc ", ".loc\t")):
                 self.source = self._location(text, line)
             elif text.startswith(".reg"):
-                self._registers(entry, text, line, renamed, scoped=renamed is not outer and bool(outer) or bool(entry.instructions))
+                self._registers(entry, text, line, renamed, own, scoped=outer is not None)
             elif text.startswith(".branchtargets"):
-                label = next(reversed(entry.labels))
+                label = next(reversed(entry.labels), "")
+                if entry.labels.get(label) != len(entry.instructions):
+                    raise MalformedPTX(".branchtargets without a label", line, text)
                 entry.branch_targets[label] = tuple(t.strip() for t in text.split(None, 1)[1].split(","))
             elif text.startswith((".pragma", ".file")):
                 continue
@@ -384,22 +431,26 @@ class _Parser:
                 entry.instructions.append(self._instruction(text, line, renamed))
         raise MalformedPTX(".entry body without end", entry.line, entry.name)
 
-    def _registers(self, entry: Entry, text: str, line: int, renamed: dict[str, str], scoped: bool) -> None:
-        match = re.match(r"\.reg\s+(?:\.v\d\s+)?\.(\w+)\s+(.*)$", text, re.S)
+    def _registers(
+        self, entry: Entry, text: str, line: int, renamed: dict[str, str], own: set[str], scoped: bool
+    ) -> None:
+        match = re.match(r"\.reg\s+\.(\w+)\s+(.*)$", text, re.S)
         if match is None or match[1] not in TYPE_BYTES:
             raise UnsupportedPTX("register declaration", line, text)
         for item in match[2].split(","):
             item = item.strip()
             if ranged := _REG_RANGE.fullmatch(item):
                 names = [f"{ranged[1]}{i}" for i in range(int(ranged[2]))]
-            else:
+            elif re.fullmatch(r"[%\w$]+", item):
                 names = [item]
+            else:
+                raise MalformedPTX(f"cannot read `{item}` as a register's name", line, text)
             for name in names:
-                unique = name
-                if scoped:
-                    unique = f"{name}@{len(entry.registers)}"
-                    renamed[name] = unique
-                entry.registers[unique] = match[1]
+                if name in own:
+                    raise MalformedPTX(f"register {name} is declared twice", line, text)
+                own.add(name)
+                renamed[name] = f"{name}@{len(entry.registers)}" if scoped else name
+                entry.registers[renamed[name]] = match[1]
 
     def _location(self, text: str, line: int) -> SourceLine:
         match = _LOC.match(text)
@@ -407,14 +458,15 @@ class _Parser:
             raise MalformedPTX("cannot read .loc", line, text)
 
         def place(file: str, number: str, column: str | None, at: SourceLine | None) -> SourceLine:
-            return SourceLine(self.files.get(int(file), f"file {file}"), int(number), int(column or 0), at)
+            name = self.files.get(int(file), f"file {file}")
+            return SourceLine(name, int(number), int(column or 0), at)
 
         outer = None
-        if inlined := _INLINED.search(match[4]):
-            outer = place(inlined[1], inlined[2], inlined[3], None)
-        return place(match[1], match[2], match[3], outer)
+        if match["outer"]:
+            outer = place(match["outer"], match["outer_line"], match["outer_column"], None)
+        return place(match["file"], match["line"], match["column"], outer)
 
-    # -- instructions -------------------------------------------------------------------------------------------
+    # -- instructions ------------------------------------------------------------------------------
 
     def _instruction(self, text: str, line: int, renamed: dict[str, str]) -> Instruction:
         rest = text
@@ -460,6 +512,8 @@ class _Operands:
             result.append(self.operand())
             if self.index < len(self.tokens):
                 self.expect(",")
+                if self.index == len(self.tokens):
+                    raise MalformedPTX("operand missing after `,`", self.line, self.whole)
         return tuple(result)
 
     def operand(self) -> Operand:
@@ -489,6 +543,8 @@ class _Operands:
             if self.peek() != closing:
                 self.expect(",")
         self.index += 1
+        if not items and opening == "{":
+            raise MalformedPTX("empty operand list", self.line, self.whole)
         return tuple(items)
 
     def address(self) -> Operand:
@@ -509,7 +565,9 @@ class _Operands:
                 raise MalformedPTX("address offset must be a literal", self.line, self.whole)
             offset += sign * int(step.value)
         if self.peek() == ",":  # tensor copies: [map, {coordinates}]
-            raise UnsupportedPTX("address with coordinates (tensor copies) is not modelled", self.line, self.whole)
+            raise UnsupportedPTX(
+                "address with coordinates (tensor copies) is not modelled", self.line, self.whole
+            )
         self.expect("]")
         return Addr(base_or_none, offset)
 
@@ -536,7 +594,9 @@ class _Operands:
         if token["dec"]:
             return Imm(int.from_bytes(struct.pack("<d", float(token["dec"])), "little"), 64)
         if token["int"]:
-            return Imm(int(token["int"], 0) if not re.fullmatch(r"0\d+", token["int"]) else int(token["int"], 8))
+            return Imm(
+                int(token["int"], 0) if not re.fullmatch(r"0\d+", token["int"]) else int(token["int"], 8)
+            )
         if token["name"]:
             name = token["name"]
             if name.startswith("%") or name in self.renamed:

@@ -49,7 +49,8 @@ class InstructionCount:
 
 @dataclass
 class Counters:
-    """Totals of one launch. `by_line` maps a PTX line to its share of the memory traffic."""
+    """Totals of one launch. `by_line` maps a PTX line to its share of the memory traffic, `thread_instructions_by_line` to how
+    many threads executed it."""
 
     thread_instructions: int = 0
     warp_instructions: int = 0
@@ -65,6 +66,7 @@ class Counters:
     async_copy_bytes: int = 0
     multicast_store_bytes: int = 0
     by_line: dict[int, InstructionCount] = field(default_factory=dict)
+    thread_instructions_by_line: dict[int, int] = field(default_factory=dict)
 
     def line(self, instruction: Instruction) -> InstructionCount:
         return self.by_line.setdefault(instruction.line, InstructionCount())

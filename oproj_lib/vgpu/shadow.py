@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .launch import Lanes, Launch
 
 NEVER_WRITTEN = 1
+IN_FLIGHT = "a cp.async that nobody waited for"
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def mark_reads(words, warps, pc, vector, writer, write_clock, write_pc, read_clo
 
 @numba.njit(cache=True)
 def mark_writes(  # type: ignore[no-untyped-def]
-    words, warps, pc, vector, writer, write_clock, write_pc, read_clock, read_pc, atomic_clock, stamps, now, same_old, same_new, atomic
+    words, warps, pc, vector, writer, write_clock, write_pc, read_clock, read_pc, atomic_clock, stamps, agreed, now, same_old, same_new, atomic
 ):
     """Records writes. A write must come after every read, after every atomic (unless it is one), and after the last write
     unless both leave the same bytes: `same_old` says that the bytes were there before, `same_new` that they are there after
@@ -81,7 +82,8 @@ def mark_writes(  # type: ignore[no-untyped-def]
         last = writer[word]
         culprit, culprit_pc = -1, -1
         if last >= 0 and last != w and vector[warp, last] < write_clock[word]:
-            if not (same_old[i] or (stamps[word] == now and same_new[i])):
+            harmless = same_new[i] and agreed[word] if stamps[word] == now else same_old[i]
+            if not harmless:
                 culprit, culprit_pc = last, write_pc[word]
         for r in range(per_cta):
             if r != w and vector[warp, r] < read_clock[word, r]:
@@ -102,6 +104,7 @@ def mark_writes(  # type: ignore[no-untyped-def]
             write_clock[word] = vector[warp, w]
         write_pc[word] = pc
         stamps[word] = now
+        agreed[word] = same_new[i]
     return bad, bad_word, other, other_pc, count
 
 
@@ -112,6 +115,7 @@ class Shadow:
         self.launch = launch
         self.origins: list[Origin] = [Origin("defined", None), Origin("memory that nobody wrote", None)]
         self.origin_ids: dict[tuple[str, int], int] = {}
+        self.in_flight: list[int] = []  # origins that stand for asynchronous copies under way
         memory, code = launch.memory, launch.code
         self.granule = code.shared_granule
         words = memory.shared.bytes.size // self.granule
@@ -130,7 +134,8 @@ class Shadow:
         self.read_clock = np.zeros((words, warps), np.uint16)
         self.read_pc = np.full(words, -1, np.int32)
         self.atomic_clock = np.zeros((words, warps if code.shared_atomics else 0), np.uint16)
-        self.stamps = np.zeros(words, np.int64)
+        self.stamps = np.zeros(words, np.int64)  # when a word was last written, and whether its value lasted
+        self.agreed = np.zeros(words, bool)
 
     # -- happens-before -----------------------------------------------------------------------------------------
 
@@ -175,7 +180,7 @@ class Shadow:
             old, new = (never, never) if same is None else (np.repeat(same[0], per), np.repeat(same[1], per))
             now = self.launch.steps
             bad, word, other, other_pc, count = mark_writes(
-                words, repeated >> 5, op.index, *state, self.stamps, now, old, new, atomic
+                words, repeated >> 5, op.index, *state, self.stamps, self.agreed, now, old, new, atomic
             )
         else:
             bad, word, other, other_pc, count = mark_reads(words, repeated >> 5, op.index, *state)
@@ -209,7 +214,20 @@ class Shadow:
         if key not in self.origin_ids:
             self.origin_ids[key] = len(self.origins)
             self.origins.append(Origin(reason, op))
+            if reason == IN_FLIGHT:
+                self.in_flight.append(self.origin_ids[key])
         return self.origin_ids[key]
+
+    def check_in_flight(self, op: Op, threads: np.ndarray, offsets: np.ndarray, size: int) -> None:
+        """A store to shared memory that an asynchronous copy may still overwrite."""
+        undefined = self.launch.memory.shared.undefined
+        assert undefined is not None
+        words, repeated = self._granules(threads, offsets, size)
+        pending = np.isin(undefined[words], self.in_flight)
+        if pending.any():
+            copy = self.origins[int(undefined[words][pending][0])]
+            message = f"store to shared memory that {copy} may still overwrite"
+            self.launch.found("race", message, op, repeated[pending])
 
     def memory_origin(self, region: Region, offsets: np.ndarray, size: int) -> np.ndarray | None:
         """The origin of each access's bytes, or None if all are defined."""

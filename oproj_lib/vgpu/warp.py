@@ -1,5 +1,6 @@
-"""Warp-wide instructions: shuffles, votes, matrix fragments (PTX ISA, "Parallel Synchronization and Communication",
-"Warp Level Matrix Instructions"). The scheduler hands them whole warps, or says which lanes never came."""
+"""Warp-wide instructions: shuffles, votes, matrix fragments (PTX ISA, "Parallel Synchronization and
+Communication", "Warp Level Matrix Instructions"). The scheduler hands them whole warps, or says which
+lanes never came."""
 
 from __future__ import annotations
 
@@ -8,15 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .access import Piece, check_address, count_access, locate, note_shared_size, take_space, track_load
-from .decode import Execute, Form, opcode
-from .ptx import Pair, Reg
-from .registers import DTYPES
+from .decode import Execute, Form, Reader, Writer, opcode
+from .elementwise import required
+from .memory import SHARED_BASE
+from .ptx import Operand, Pair, Reg
+from .registers import DTYPES, Row
 from .tensorcore import mma_sync, supported_mma
 
 if TYPE_CHECKING:
     from .launch import Lanes, Launch
 
 LANES = np.arange(32)
+LANE_BITS = np.uint32(1) << LANES.astype(np.uint32)
+EVERYONE = np.uint32(0xFFFFFFFF)
 
 
 def whole_warps(launch: Launch, lanes: Lanes) -> tuple[np.ndarray, np.ndarray, Any]:
@@ -35,84 +40,164 @@ def on_warps(value: Any, warps: np.ndarray) -> np.ndarray:
     return np.broadcast_to(np.asarray(value), (warps.size * 32,)).reshape(-1, 32)
 
 
-def takes_member_mask(form: Form, operand: Any) -> None:
+def as_mask(flags: np.ndarray) -> np.ndarray:
+    """Flags [..., 32] as 32-bit masks, lane 0 lowest."""
+    return (flags * LANE_BITS).sum(axis=-1).astype(np.uint32)
+
+
+def takes_member_mask(form: Form, operand: Any) -> Reader:
     """All lanes named in the mask must execute the instruction together; the scheduler gathers them."""
     form.control = "warp"
     form.member_mask = form.read(operand, "u32")
+    return form.member_mask
+
+
+class Team:
+    """The lanes that execute one `.sync` instruction, and with whom each of them does it.
+
+    Lanes of one warp may execute the same instruction with different masks, as disjoint groups; every
+    group counts only its own members. A lane that its own mask does not name is reported.
+    """
+
+    def __init__(self, launch: Launch, lanes: Lanes, mask: Reader) -> None:
+        self.launch, self.lanes = launch, lanes
+        self.warps, self.active, self.sel = whole_warps(launch, lanes)
+        given = np.asarray(mask(launch, self.sel))
+        self.masks = on_warps(given, self.warps)
+        self.uniform = given.ndim == 0 and given == EVERYONE  # all active lanes of a warp are one group
+        if self.uniform:
+            return
+        outside = self.active & ((self.masks & LANE_BITS) == 0)
+        if outside.any():
+            what = f"{launch.op.instruction.op}.sync by a lane that its member mask does not name"
+            launch.found("member mask", what, launch.op, self.threads(outside))
+        present = as_mask(self.active)[:, None]
+        self.uniform = bool(((self.masks & present) == present)[self.active].all())
+
+    def threads(self, flags: np.ndarray) -> np.ndarray:
+        return (self.warps[:, None] * 32 + LANES)[flags]
+
+    def of_warps(self, value: Any) -> np.ndarray:
+        """A value of all lanes: [warps, 32]."""
+        return on_warps(value, self.warps)
+
+    def members(self) -> np.ndarray:
+        """[warps, 32, 32]: does lane j take part in what lane i does; [warps, 1, 32] if all lanes agree."""
+        if self.uniform:
+            return self.active[:, None, :]
+        return (self.masks[:, :, None] & LANE_BITS != 0) & self.active[:, None, :]
+
+    def write(self, writer: Writer, value: np.ndarray) -> None:
+        """Writes a value per lane, [warps, 32] or [warps, 1], to the executing lanes."""
+        full = np.broadcast_to(value, self.active.shape)
+        writer(self.launch, self.lanes.sel, full[self.active])
+
+
+def destinations(form: Form, type_name: str) -> tuple[Writer, Writer | None]:
+    """`d` or `d|p`."""
+    target = form.operands[0]
+    if isinstance(target, Pair):
+        return form.write(target.first, type_name), form.write(target.second, "pred")
+    return form.write(target, type_name), None
+
+
+def needs_sync(form: Form) -> None:
+    if form.take("sync") is None:
+        raise form.unsupported(f"{form.instruction.op} without .sync ended with sm_70")
 
 
 @opcode("shfl")
 def build_shfl(form: Form) -> Execute:
     form.take_type("b32")
-    form.take("sync")
-    mode = form.take("up", "down", "bfly", "idx")
-    target = form.operands[0]
-    write = form.write(target.first if isinstance(target, Pair) else target, "b32")
-    predicate = form.write(target.second, "pred") if isinstance(target, Pair) else None
-    value, b, c = (form.read(operand, "b32") for operand in form.operands[1:4])
-    source_row = form.row(form.operands[1]) if isinstance(form.operands[1], Reg) and form.operands[1].name in form.decoder.entry.registers else None
-    target_row = next((form.row(o, write=True) for o in ([target.first] if isinstance(target, Pair) else [target]) if isinstance(o, Reg)), None)
-    takes_member_mask(form, form.operands[4])
+    needs_sync(form)
+    mode = required(form, "up", "down", "bfly", "idx")
     form.finish(operands=5)
+    write, predicate = destinations(form, "b32")
+    value, b, c = (form.read(operand, "b32") for operand in form.operands[1:4])
+    source_row, target_row = shuffled_rows(form)
+    mask = takes_member_mask(form, form.operands[4])
     form.tracks_poison = True
 
     def execute(launch: Launch, lanes: Lanes) -> None:
-        warps, active, sel = whole_warps(launch, lanes)
+        team = Team(launch, lanes, mask)
+        warps, active, sel = team.warps, team.active, team.sel
         data = on_warps(value(launch, sel), warps)
         amount = on_warps(b(launch, sel), warps).astype(np.int64) & 31
         control = on_warps(c(launch, sel), warps).astype(np.int64)
-        segment = control >> 8 & 31
-        clamp = control & 31
-        lowest = LANES & segment
-        limit = lowest | clamp & ~segment
-        if mode == "up":
-            source = LANES - amount
-            inside = source >= limit
-        else:
-            source = {"down": LANES + amount, "bfly": LANES ^ amount, "idx": lowest | amount & ~segment}[str(mode)]
-            inside = source <= limit
-        source = np.where(inside, source, LANES) & 31
+        source, inside = shuffle_source(mode, amount, control)
         taken = np.take_along_axis(data, source, axis=1)
-        missing = ~np.take_along_axis(active, source, axis=1) & active
+        members = np.broadcast_to(team.members(), (warps.size, 32, 32))
+        missing = ~np.take_along_axis(members, source[:, :, None], axis=2)[:, :, 0] & active
         if missing.any():
-            threads = (warps[:, None] * 32 + LANES)[missing]
-            launch.found("inactive lane", f"shfl.{mode} reads a lane that does not take part", launch.op, threads)
-        write(launch, lanes.sel, taken[active])
+            what = f"shfl.{mode} reads a lane that does not take part"
+            launch.found("inactive lane", what, launch.op, team.threads(missing))
+        team.write(write, taken)
         if predicate is not None:
-            predicate(launch, lanes.sel, inside[active])
+            team.write(predicate, inside)
         if launch.shadow is not None and source_row is not None and target_row is not None:
             origin = None
             if source_row in launch.regs.poison:
-                moved = np.take_along_axis(launch.regs.poison[source_row].reshape(-1, 32)[warps], source, axis=1)[active]
+                held = launch.regs.poison[source_row].reshape(-1, 32)[warps]
+                moved = np.take_along_axis(held, source, axis=1)[active]
                 origin = moved if moved.any() else None
             launch.shadow.set(target_row, lanes, origin)
 
     return execute
 
 
+def shuffle_source(mode: str, amount: np.ndarray, control: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(source lane, whether it is in range), [warps, 32], as the pseudo-code of `shfl.sync` has it."""
+    segment, clamp = control >> 8 & 31, control & 31
+    lowest = LANES & segment
+    limit = lowest | clamp & ~segment
+    if mode == "up":
+        source = LANES - amount
+        inside = source >= limit
+    else:
+        choices = {"down": LANES + amount, "bfly": LANES ^ amount, "idx": lowest | amount & ~segment}
+        source = choices[mode]
+        inside = source <= limit
+    return np.where(inside, source, LANES) & 31, inside
+
+
+def shuffled_rows(form: Form) -> tuple[Row | None, Row | None]:
+    """The register rows between which undefined data moves, where there are such."""
+    target = form.operands[0]
+    first = target.first if isinstance(target, Pair) else target
+    source = form.operands[1]
+    declared = isinstance(source, Reg) and source.name in form.decoder.entry.registers
+    return (
+        form.row(source) if declared else None,
+        form.row(first, write=True) if isinstance(first, Reg) else None,
+    )
+
+
 @opcode("vote")
 def build_vote(form: Form) -> Execute:
     type_name = form.take_type("pred", "b32")
-    form.take("sync")
-    mode = form.take("all", "any", "uni", "ballot")
+    needs_sync(form)
+    mode = required(form, "all", "any", "uni", "ballot")
+    if (mode == "ballot") != (type_name == "b32"):
+        raise form.malformed(f"vote.{mode} does not give .{type_name}")
+    form.finish(operands=3)
     write = form.write(form.operands[0], type_name)
     p = form.read(form.operands[1], "pred")
-    takes_member_mask(form, form.operands[2])
-    form.finish(operands=3)
+    mask = takes_member_mask(form, form.operands[2])
 
     def execute(launch: Launch, lanes: Lanes) -> None:
-        warps, active, sel = whole_warps(launch, lanes)
-        value = on_warps(p(launch, sel), warps)
-        yes, no = value & active, ~value & active
+        team = Team(launch, lanes, mask)
+        value = team.of_warps(p(launch, team.sel))[:, None, :]
+        members = team.members()
+        yes, no = value & members, ~value & members
         if mode == "ballot":
-            result = (yes * (np.uint32(1) << LANES.astype(np.uint32))).sum(axis=1).astype(np.uint32)
+            result = as_mask(yes)
         elif mode == "all":
-            result = ~no.any(axis=1)
+            result = ~no.any(axis=2)
         elif mode == "any":
-            result = yes.any(axis=1)
+            result = yes.any(axis=2)
         else:
-            result = ~(yes.any(axis=1) & no.any(axis=1))
-        write(launch, lanes.sel, np.repeat(result[:, None], 32, axis=1)[active])
+            result = ~(yes.any(axis=2) & no.any(axis=2))
+        team.write(write, result)
 
     return execute
 
@@ -120,26 +205,27 @@ def build_vote(form: Form) -> Execute:
 @opcode("match")
 def build_match(form: Form) -> Execute:
     type_name = form.take_type("b32", "b64")
-    form.take("sync")
-    everyone = form.take("any", "all") == "all"
-    target = form.operands[0]
-    write = form.write(target.first if isinstance(target, Pair) else target, "b32")
-    predicate = form.write(target.second, "pred") if isinstance(target, Pair) else None
-    value = form.read(form.operands[1], type_name)
-    takes_member_mask(form, form.operands[2])
+    needs_sync(form)
+    everyone = required(form, "any", "all") == "all"
     form.finish(operands=3)
+    if not everyone and isinstance(form.operands[0], Pair):
+        raise form.malformed("match.any has no predicate result")
+    write, predicate = destinations(form, "b32")
+    value = form.read(form.operands[1], type_name)
+    mask = takes_member_mask(form, form.operands[2])
 
     def execute(launch: Launch, lanes: Lanes) -> None:
-        warps, active, sel = whole_warps(launch, lanes)
-        data = on_warps(value(launch, sel), warps)
-        same = (data[:, :, None] == data[:, None, :]) & active[:, None, :]
-        mask = (same * (np.uint32(1) << LANES.astype(np.uint32))).sum(axis=2).astype(np.uint32)
+        team = Team(launch, lanes, mask)
+        data = team.of_warps(value(launch, team.sel))
+        members = team.members()
+        same = (data[:, :, None] == data[:, None, :]) & members
+        result = as_mask(same)
         if everyone:
-            agree = (same.sum(axis=2) == active.sum(axis=1)[:, None]) & active
-            mask = np.where(agree, mask, np.uint32(0))
+            agree = same.sum(axis=2) == members.sum(axis=2)
+            result = np.where(agree, result, np.uint32(0))
             if predicate is not None:
-                predicate(launch, lanes.sel, agree[active])
-        write(launch, lanes.sel, mask[active])
+                team.write(predicate, agree)
+        team.write(write, result)
 
     return execute
 
@@ -147,13 +233,12 @@ def build_match(form: Form) -> Execute:
 @opcode("activemask")
 def build_activemask(form: Form) -> Execute:
     form.take_type("b32")
-    write = form.write(form.operands[0], "b32")
     form.finish(operands=1)
+    write = form.write(form.operands[0], "b32")
 
     def execute(launch: Launch, lanes: Lanes) -> None:
         _, active, _ = whole_warps(launch, lanes)
-        mask = (active * (np.uint32(1) << LANES.astype(np.uint32))).sum(axis=1).astype(np.uint32)
-        write(launch, lanes.sel, np.repeat(mask[:, None], 32, axis=1)[active])
+        write(launch, lanes.sel, np.repeat(as_mask(active), 32).reshape(-1, 32)[active])
 
     return execute
 
@@ -161,52 +246,55 @@ def build_activemask(form: Form) -> Execute:
 @opcode("redux")
 def build_redux(form: Form) -> Execute:
     type_name = form.take_type("u32", "s32", "b32")
-    form.take("sync")
-    name = form.take("add", "min", "max", "and", "or", "xor")
-    if name is None:
-        raise form.unsupported("this reduction is not modelled")
-    function = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[name]
-    dtype = DTYPES[type_name]
-    neutral = {"add": 0, "or": 0, "xor": 0}
-    start = neutral.get(name, np.iinfo(dtype).max if name == "min" else np.iinfo(dtype).min if name == "max" else -1)
-    write, value = form.write(form.operands[0], type_name), form.read(form.operands[1], type_name)
-    takes_member_mask(form, form.operands[2])
+    needs_sync(form)
+    if {"abs", "NaN"} & set(form.mods):
+        raise form.unsupported("redux of floats is not modelled")
+    name = required(form, *(("and", "or", "xor") if type_name == "b32" else ("add", "min", "max")))
     form.finish(operands=3)
+    reductions: dict[str, np.ufunc] = {
+        "add": np.add, "min": np.minimum, "max": np.maximum,
+        "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    }  # fmt: skip
+    function, dtype = reductions[name], DTYPES[type_name]
+    neutral = {"min": np.iinfo(dtype).max, "max": np.iinfo(dtype).min, "and": -1}.get(name, 0)
+    write, value = form.write(form.operands[0], type_name), form.read(form.operands[1], type_name)
+    mask = takes_member_mask(form, form.operands[2])
 
     def execute(launch: Launch, lanes: Lanes) -> None:
-        warps, active, sel = whole_warps(launch, lanes)
-        data = np.where(active, on_warps(value(launch, sel), warps), np.array(start).astype(dtype))
-        result = function.reduce(data, axis=1, dtype=dtype)
-        write(launch, lanes.sel, np.repeat(result[:, None], 32, axis=1)[active])
+        team = Team(launch, lanes, mask)
+        data = team.of_warps(value(launch, team.sel))[:, None, :]
+        data = np.where(team.members(), data, np.array(neutral).astype(dtype))
+        team.write(write, function.reduce(data, axis=2, dtype=dtype))
 
     return execute
 
 
 @opcode("elect")
 def build_elect(form: Form) -> Execute:
-    form.take("sync")
-    target = form.operands[0]
-    if not isinstance(target, Pair):
-        raise form.malformed("elect.sync writes d|p")
-    write, predicate = form.write(target.first, "b32"), form.write(target.second, "pred")
-    takes_member_mask(form, form.operands[1])
+    """The leader is the lowest lane of the group (the manual only says that it is always the same one)."""
+    needs_sync(form)
     form.finish(operands=2)
+    if not isinstance(form.operands[0], Pair):
+        raise form.malformed("elect.sync writes d|p")
+    write, predicate = destinations(form, "b32")
+    mask = takes_member_mask(form, form.operands[1])
 
     def execute(launch: Launch, lanes: Lanes) -> None:
-        _, active, _ = whole_warps(launch, lanes)
-        leader = active.argmax(axis=1).astype(np.uint32)
-        write(launch, lanes.sel, np.repeat(leader[:, None], 32, axis=1)[active])
-        predicate(launch, lanes.sel, (leader[:, None] == LANES)[active])
+        team = Team(launch, lanes, mask)
+        leader = team.members().argmax(axis=2).astype(np.uint32)
+        team.write(write, leader)
+        if predicate is not None:
+            team.write(predicate, leader == LANES)
 
     return execute
 
 
-# -- matrices ---------------------------------------------------------------------------------------------------------
+# -- matrices --------------------------------------------------------------------------------------
 
 
 @opcode("mma")
 def build_mma(form: Form) -> Execute:
-    """mma.sync.aligned.m16n8kK.row.col.D.A.B.C: the fragments' rows go to `tensorcore.mma_sync` as they are."""
+    """mma.sync.aligned.m16n8kK.row.col.D.A.B.C; `tensorcore.mma_sync` takes the fragments' rows as they are."""
     if form.take("sp", "sp::ordered_metadata"):
         raise form.unsupported("sparse mma is not modelled")
     c_type, b_type, a_type, d_type = (form.take_type() for _ in range(4))
@@ -221,14 +309,19 @@ def build_mma(form: Form) -> Execute:
     form.control = "warp"
     form.tracks_poison = True
     d_op, a_op, b_op, c_op = form.operands
-    a, b = ([form.row(o) for o in form.vector(operand)] for operand in (a_op, b_op))
-    c_items = form.vector(c_op)
-    c_readers = [form.read(o, "b32") for o in c_items]
-    c = [form.row(o) if isinstance(o, Reg) else None for o in c_items]
-    d = [form.row(o, write=True) for o in form.vector(d_op)]
     name = f"{shape}.{d_type}.{a_type}.{b_type}.{c_type}"
     if name not in supported_mma():
         raise form.unsupported(f"mma {name} is not modelled; modelled: {', '.join(supported_mma())}")
+    k, registers = int(shape.rpartition("k")[2]), 32 * 32  # bits of one register over the warp
+    check_length(form, "D", d_op, 16 * 8 * DTYPES[d_type].itemsize * 8 // registers)
+    check_length(form, "A", a_op, 16 * k * DTYPES[a_type].itemsize * 8 // registers)
+    check_length(form, "B", b_op, 8 * k * DTYPES[b_type].itemsize * 8 // registers)
+    check_length(form, "C", c_op, 16 * 8 * DTYPES[c_type].itemsize * 8 // registers)
+    a, b = ([word_row(form, o) for o in form.vector(operand)] for operand in (a_op, b_op))
+    c_items = form.vector(c_op)
+    c_readers = [form.read(o, "b32") for o in c_items]
+    c = [form.row(o) if isinstance(o, Reg) else None for o in c_items]
+    d = [word_row(form, o, write=True) for o in form.vector(d_op)]
 
     def execute(launch: Launch, lanes: Lanes) -> None:
         warps, active, sel = whole_warps(launch, lanes)
@@ -241,7 +334,9 @@ def build_mma(form: Form) -> Execute:
             return np.stack([file[row.index, sel] for row in rows]).reshape(len(rows), -1, 32)
 
         addend = np.stack([on_warps(read(launch, sel), warps) for read in c_readers])
-        result = mma_sync(shape, a_type, b_type, c_type, gather(a), gather(b), addend, launch.exact, launch.arch)
+        result = mma_sync(
+            shape, a_type, b_type, c_type, gather(a), gather(b), addend, launch.exact, launch.arch
+        )
         for row, value in zip(d, result, strict=True):
             file[row.index, lanes.sel] = value[active] if lanes.count != value.size else value.reshape(-1)
         launch.counters.matrix_instructions += warps.size
@@ -251,10 +346,33 @@ def build_mma(form: Form) -> Execute:
     return execute
 
 
+def check_length(form: Form, name: str, operand: Operand, count: int) -> None:
+    length = len(form.vector(operand))
+    if length != count:
+        raise form.malformed(f"matrix {name} takes {count} registers, not {length}")
+
+
+def word_row(form: Form, operand: Operand, *, write: bool = False) -> Row:
+    """The row of a 32-bit register of a matrix fragment."""
+    row = form.row(operand, write=write)
+    if row.kind != "w":
+        raise form.malformed(f"{operand}: matrix fragments are held in 32-bit registers")
+    return row
+
+
 def spread_undefined(
-    launch: Launch, lanes: Lanes, sel: Any, warps: np.ndarray, active: np.ndarray, a: list[Any], b: list[Any], c: list[Any], d: list[Any]
+    launch: Launch,
+    lanes: Lanes,
+    sel: Any,
+    warps: np.ndarray,
+    active: np.ndarray,
+    a: list[Any],
+    b: list[Any],
+    c: list[Any],
+    d: list[Any],
 ) -> None:
-    """D(row, column) is undefined where A's row, B's column or C(row, column) is. Columns nobody reads may be garbage."""
+    """D(row, column) is undefined where A's row, B's column or C(row, column) is. Columns nobody reads may
+    be garbage."""
     shadow, poison = launch.shadow, launch.regs.poison
     assert shadow is not None
     if not any(row in poison for row in [*a, *b, *c] if row is not None):
@@ -285,24 +403,29 @@ def spread_undefined(
 
 @opcode("ldmatrix", "stmatrix")
 def build_ldmatrix(form: Form) -> Execute:
-    """8 x 8 matrices of 16-bit elements: lane 8 i + r points at row r of matrix i; a lane holds two neighbours of row lane // 4."""
+    """8 x 8 matrices of 16-bit elements: lane 8 i + r points at row r of matrix i; a lane holds two
+    neighbours of row lane // 4."""
     load = form.instruction.op == "ldmatrix"
-    form.take_type("b16", "b8")
+    form.take_type("b16")
     if form.take("sync") is None or form.take("aligned") is None or form.take("m8n8") is None:
         raise form.unsupported("only .sync.aligned.m8n8 is modelled")
     transposed = form.take("trans") is not None
-    count = int((form.take("x1", "x2", "x4") or "x1")[1:])
+    count = int(required(form, "x1", "x2", "x4")[1:])
     space = take_space(form)
+    if space not in ("shared", "generic"):
+        raise form.malformed("matrices are loaded from and stored to shared memory")
     form.finish(operands=2)
     form.control = "warp"
     form.tracks_poison = True
-    register_operand, address_operand = (form.operands[0], form.operands[1]) if load else (form.operands[1], form.operands[0])
-    rows = [form.row(o, write=load) for o in form.vector(register_operand)]
+    register_operand, address_operand = (
+        (form.operands[0], form.operands[1]) if load else (form.operands[1], form.operands[0])
+    )
+    rows = [word_row(form, o, write=load) for o in form.vector(register_operand)]
     if len(rows) != count:
         raise form.malformed(f".x{count} needs {count} registers")
     read_address = form.address(address_operand)
-    space = "shared" if space == "generic" else space
-    note_shared_size(form, space, 16)
+    base = SHARED_BASE if space == "generic" else 0  # a generic address must lie in the shared window
+    note_shared_size(form, "shared", 16)
 
     def execute(launch: Launch, lanes: Lanes) -> None:
         op = launch.op
@@ -310,11 +433,19 @@ def build_ldmatrix(form: Form) -> Execute:
             check_address(launch, op, lanes)
         warps, active, sel = whole_warps(launch, lanes)
         if not active.all():
-            launch.found("missing lanes", f"{op.instruction.op} needs all 32 lanes", op, (warps[:, None] * 32 + LANES)[~active])
+            launch.found(
+                "missing lanes",
+                f"{op.instruction.op} needs all 32 lanes",
+                op,
+                (warps[:, None] * 32 + LANES)[~active],
+            )
             return
-        addresses = np.broadcast_to(np.asarray(read_address(launch, sel), np.int64), (warps.size * 32,)).reshape(-1, 32)[:, : 8 * count]
+        addresses = np.broadcast_to(
+            np.asarray(read_address(launch, sel), np.int64), (warps.size * 32,)
+        ).reshape(-1, 32)[:, : 8 * count]
         pointing = launch.lanes((warps[:, None] * 32 + LANES[: 8 * count]).reshape(-1))
-        for piece in locate(launch, op, pointing, addresses.reshape(-1), 16, space, "load" if load else "store"):
+        offsets, verb = addresses.reshape(-1) - base, "load" if load else "store"
+        for piece in locate(launch, op, pointing, offsets, 16, "shared", verb):
             if piece.which is not None:
                 return  # already reported; a matrix with a missing row has no meaning
             if launch.counting:
@@ -324,7 +455,9 @@ def build_ldmatrix(form: Form) -> Execute:
     return execute
 
 
-def load_matrices(launch: Launch, sel: Any, pointing: Lanes, piece: Piece, rows: list[Any], count: int, transposed: bool) -> None:
+def load_matrices(
+    launch: Launch, sel: Any, pointing: Lanes, piece: Piece, rows: list[Any], count: int, transposed: bool
+) -> None:
     halves = piece.region.view(np.dtype(np.uint16), 8)[piece.offsets // 16].reshape(-1, count, 8, 8)
     if transposed:
         halves = halves.transpose(0, 1, 3, 2)
@@ -341,20 +474,26 @@ def load_matrices(launch: Launch, sel: Any, pointing: Lanes, piece: Piece, rows:
             launch.shadow.set(row, everyone, None)
             continue
         by_row = origin.reshape(-1, count, 8)[:, i]  # undefined per matrix row
-        spread = np.repeat(by_row.max(axis=1)[:, None], 32, axis=1) if transposed else np.repeat(by_row, 4, axis=1)
+        spread = (
+            np.repeat(by_row.max(axis=1)[:, None], 32, axis=1) if transposed else np.repeat(by_row, 4, axis=1)
+        )
         launch.shadow.set(row, everyone, spread.reshape(-1) if spread.any() else None)
 
 
-def store_matrices(launch: Launch, sel: Any, pointing: Lanes, piece: Piece, rows: list[Any], count: int, transposed: bool) -> None:
+def store_matrices(
+    launch: Launch, sel: Any, pointing: Lanes, piece: Piece, rows: list[Any], count: int, transposed: bool
+) -> None:
     words = np.stack([launch.regs.files["w"][row.index, sel].reshape(-1, 32) for row in rows], axis=1)
     halves = np.ascontiguousarray(words).view(np.uint16).reshape(-1, count, 8, 8)
     if transposed:
         halves = halves.transpose(0, 1, 3, 2)
     piece.region.view(np.dtype(np.uint16), 8)[piece.offsets // 16] = halves.reshape(-1, 8)
     if launch.shadow is not None:
+        if launch.copies.pending:
+            launch.shadow.check_in_flight(launch.op, pointing.threads(), piece.offsets, 16)
         launch.shadow.shared_access(launch.op, pointing.threads(), piece.offsets, 16, write=True)
         everyone = launch.lanes(np.arange(launch.threads)[sel])
         origin = launch.shadow.get(tuple(rows), everyone)
-        launch.shadow.set_memory_origin(piece.region, piece.offsets, 16, 0 if origin is None else int(origin.max()))
-
-
+        launch.shadow.set_memory_origin(
+            piece.region, piece.offsets, 16, 0 if origin is None else int(origin.max())
+        )

@@ -1,0 +1,27 @@
+"""Pictures, each computed from a layout function or from a run. Every function returns a `Picture` with alt text."""
+
+from __future__ import annotations
+
+from oproj_lib.figures.banks import bank_map, padding_sweep, wavefront_bars
+from oproj_lib.figures.errors import rounding_staircase
+from oproj_lib.figures.fragments import k_permutation, lane_loads, operand_maps
+from oproj_lib.figures.overview import work_split
+from oproj_lib.figures.roofline import exposed_times, roofline_plot, time_floors
+from oproj_lib.figures.stream import instruction_stream
+from oproj_lib.figures.style import Picture
+
+__all__ = [
+    "Picture",
+    "bank_map",
+    "exposed_times",
+    "instruction_stream",
+    "k_permutation",
+    "lane_loads",
+    "operand_maps",
+    "padding_sweep",
+    "roofline_plot",
+    "rounding_staircase",
+    "time_floors",
+    "wavefront_bars",
+    "work_split",
+]
