@@ -1,6 +1,7 @@
 """Every shared-memory access of the producer, predicted from the layout functions alone.
 
-Nothing here runs the kernel. A notebook predicts wavefronts with these offsets, runs the PTX on the virtual GPU,
+Nothing here runs the kernel. A notebook predicts wavefronts with these offsets, runs the PTX on the virtual
+GPU,
 which counts for itself, and compares.
 """
 
@@ -101,12 +102,14 @@ def _partial_load(config: Configuration, tid: int, tokens: int, part: int, quart
 
 
 def requests(config: Configuration, batch: int) -> Iterator[Request]:
-    """Every shared-memory load and store of one CTA (asynchronous copies, which nobody waits for one by one, are
+    """Every shared-memory load and store of one CTA (asynchronous copies, which nobody waits for one by one,
+    are
     not among them)."""
     tiles, tiles_per_group, groups = schedule(batch, config.group_tiles)
     for group in range(groups):
         count = group_tile_count(group, tiles, tiles_per_group)
-        # The ring zero-fills the rows of missing tokens; the shared path has no such rows, and lanes skip them.
+        # The ring zero-fills the rows of missing tokens; the shared path has no such rows, and lanes skip
+        # them.
         rows = MMA_TOKENS * count if config.path is XPath.RING else batch
         for tile in range(count):
             if config.path is not XPath.REGISTERS:
@@ -127,7 +130,9 @@ def predicted_wavefronts(config: Configuration, batch: int, ctas: int) -> dict[t
     return totals
 
 
-def x_row_offsets(k: int, padding_chunks: int, *, k_part: int = 0, kblocks: int = 12, block: int = 0) -> list[int]:
+def x_row_offsets(
+    k: int, padding_chunks: int, *, k_part: int = 0, kblocks: int = 12, block: int = 0
+) -> list[int]:
     """Offsets that the 32 lanes of `x_words` would read if an x row were padded by `padding_chunks` chunks.
 
     With the kernel's own padding these are the offsets of the kernel.
@@ -140,7 +145,8 @@ def x_row_offsets(k: int, padding_chunks: int, *, k_part: int = 0, kblocks: int 
     stride = k // CHUNK + padding_chunks
     first = fragments.block_column(k_part, kblocks, block, 0) // CHUNK
     return [
-        (fragments.lane_group(lane) * stride + first + fragments.lane_part(lane)) * CHUNK_BYTES for lane in LANES
+        (fragments.lane_group(lane) * stride + first + fragments.lane_part(lane)) * CHUNK_BYTES
+        for lane in LANES
     ]
 
 

@@ -1,6 +1,7 @@
 """Which Python function an executed instruction comes from, and what it moved: a report, read by function.
 
-The virtual GPU counts per PTX line, and PTX lines name Python lines. Here both are joined, so that a notebook can
+The virtual GPU counts per PTX line, and PTX lines name Python lines. Here both are joined, so that a
+notebook can
 say "the loads of `weight_fragment`" where the report says "PTX line 342".
 """
 
@@ -23,7 +24,15 @@ from oproj_lib.run import decoded
 ADDRESSES = "layouts (addresses)"
 """Name for the functions of layouts/ and kernels/lane.py: they only compute where things are."""
 KINDS = ("memory", "matrix", "synchronisation", "arithmetic")
-_SYNCHRONISATION = ("griddepcontrol", "bar.", "barrier.", "cp.async.commit", "cp.async.wait", "mbarrier", "fence")
+_SYNCHRONISATION = (
+    "griddepcontrol",
+    "bar.",
+    "barrier.",
+    "cp.async.commit",
+    "cp.async.wait",
+    "mbarrier",
+    "fence",
+)
 _MEMORY = ("ld.global", "st.global", "ld.shared", "st.shared", "cp.async", "multimem", "red.", "atom.")
 
 
@@ -52,7 +61,8 @@ class Step:
 class Traffic:
     """What the memory instructions of one function and opcode moved, over the whole grid.
 
-    instructions: PTX instructions per thread; requests: warps that executed one; bytes; sectors: 32-byte pieces
+    instructions: PTX instructions per thread; requests: warps that executed one; bytes; sectors: 32-byte
+    pieces
     of global memory; wavefronts: passes through shared memory, and how many it takes without bank conflicts.
     """
 
@@ -96,9 +106,7 @@ def function_of(source: vgpu.SourceLine | None) -> str:
     path = PurePosixPath(source.file)
     if path.parent.name == "layouts" or path.name == "lane.py":
         return ADDRESSES
-    around = [
-        (first, name) for first, last, name in _functions(source.file) if first <= source.line <= last
-    ]
+    around = [(first, name) for first, last, name in _functions(source.file) if first <= source.line <= last]
     return max(around)[1] if around else path.stem
 
 
@@ -121,7 +129,8 @@ def kind_of(opcode: str) -> str:
 def steps(program: Program) -> tuple[Step, ...]:
     """Every PTX instruction of a producer in program order, with the threads that execute it.
 
-    The producer is straight-line code. Its only branches step over a publish, whose 8 * tokens threads per CTA
+    The producer is straight-line code. Its only branches step over a publish, whose 8 * tokens threads per
+    CTA
     are `publish_threads`; the tests hold the sum against the virtual GPU's own count.
     """
     code = decoded(program).code(program.entry)
@@ -177,7 +186,9 @@ def traffic_of(program: Program, report: vgpu.Report, function: str, opcode: str
     found = [moved for (name, op), moved in table.items() if name == function and op.startswith(opcode)]
     if not found:
         known = ", ".join(f"{name} ({op})" for name, op in table)
-        raise ValueError(f"{function!r} has no memory instruction that starts with {opcode!r}; there are {known}")
+        raise ValueError(
+            f"{function!r} has no memory instruction that starts with {opcode!r}; there are {known}"
+        )
     return sum(found, Traffic())
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+NOTEBOOKS = Path("notebooks")
 DEMO_NOTEBOOK = "00_start_here.ipynb"
 EXIT_OK, EXIT_FOUND, EXIT_USAGE = 0, 1, 2
 
@@ -36,24 +37,39 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="one JSON object")
     doctor.set_defaults(command=doctor_command)
 
-    run = commands.add_parser("run", help="build an engine, run it over the full grid, check it against float64")
+    run = commands.add_parser(
+        "run", help="build an engine, run it over the full grid, check it against float64"
+    )
     add_run_options(run)
     run.set_defaults(command=run_command)
 
-    ptx = commands.add_parser("ptx", help="run anybody's PTX on the virtual GPU", epilog=PTX_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ptx = commands.add_parser(
+        "ptx",
+        help="run anybody's PTX on the virtual GPU",
+        epilog=PTX_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_ptx_options(ptx)
     ptx.set_defaults(command=ptx_command)
 
     bench = commands.add_parser("bench", help="how fast the virtual GPU is on this machine")
-    bench.add_argument("--ranks", type=int, default=8, help="tensor-parallel ranks, 8 or 16 (default 8: K = 1536)")
+    bench.add_argument(
+        "--ranks", type=int, default=8, help="tensor-parallel ranks, 8 or 16 (default 8: K = 1536)"
+    )
     bench.add_argument("-m", "--batch", type=int, default=8, help="tokens, 1 to 64 (default 8)")
     bench.add_argument("--target", default="sm_90a", help="sm_90a or sm_100a (default sm_90a)")
-    bench.add_argument("--repeat", type=int, default=5, help="launches per mode; the median is shown (default 5)")
+    bench.add_argument(
+        "--repeat", type=int, default=5, help="launches per mode; the median is shown (default 5)"
+    )
     bench.add_argument("--json", action="store_true", help="one JSON object")
     bench.set_defaults(command=bench_command)
 
     demo = commands.add_parser("demo", help="run the start notebook; print its results and where the page is")
-    demo.add_argument("--output", default="build/demo", help="folder for the executed notebook and its page (default build/demo)")
+    demo.add_argument(
+        "--output",
+        default="build/demo",
+        help="folder for the executed notebook and its page (default build/demo)",
+    )
     demo.set_defaults(command=demo_command)
 
     book = commands.add_parser("book", help="run every notebook and build the HTML book")
@@ -66,15 +82,31 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("-e", "--engine", default="producer", help="producer")
     run.add_argument("-d", "--device", default="auto", help="auto, vgpu or cuda (default auto)")
     run.add_argument("-t", "--target", default="sm_90a", help="sm_90a or sm_100a (default sm_90a)")
-    run.add_argument("-r", "--ranks", type=int, default=8, help="tensor-parallel ranks: 8 (K = 1536) or 16 (K = 768); default 8")
+    run.add_argument(
+        "-r",
+        "--ranks",
+        type=int,
+        default=8,
+        help="tensor-parallel ranks: 8 (K = 1536) or 16 (K = 768); default 8",
+    )
     run.add_argument("-m", "--batch", type=int, default=8, help="tokens, 1 to 64 (default 8)")
-    run.add_argument("--rows", type=int, help="16-row tiles per warp: 1, 2 or 4 (default: recommended for K and M)")
-    run.add_argument("--staged-blocks", type=int, help="K blocks per warp in shared memory (default: recommended)")
-    run.add_argument("--group-tiles", type=int, help="8-token tiles per ring group, 0 for no ring (default: recommended)")
+    run.add_argument(
+        "--rows", type=int, help="16-row tiles per warp: 1, 2 or 4 (default: recommended for K and M)"
+    )
+    run.add_argument(
+        "--staged-blocks", type=int, help="K blocks per warp in shared memory (default: recommended)"
+    )
+    run.add_argument(
+        "--group-tiles", type=int, help="8-token tiles per ring group, 0 for no ring (default: recommended)"
+    )
     run.add_argument("--transport", default="multicast", help="multicast or unicast (default multicast)")
     run.add_argument("-s", "--seed", type=int, default=0, help="seed of the inputs (default 0)")
-    run.add_argument("--inputs", default="random", help="kind of inputs: random, negative_zero, nan, ... (default random)")
-    run.add_argument("--schedule", default="program", help='"program" or an integer seed: the order in which warps run')
+    run.add_argument(
+        "--inputs", default="random", help="kind of inputs: random, negative_zero, nan, ... (default random)"
+    )
+    run.add_argument(
+        "--schedule", default="program", help='"program" or an integer seed: the order in which warps run'
+    )
     run.add_argument("--exact", action="store_true", help="tensor-core arithmetic bit for bit")
     run.add_argument("--checks", action="store_true", help="track undefined data and races")
     run.add_argument("--json", action="store_true", help="one JSON object")
@@ -127,7 +159,13 @@ def bench_command(arguments: argparse.Namespace) -> int:
     from oproj_lib.bench.vgpu import measure
     from oproj_lib.tables import bench_table
 
-    result = measure(ranks=arguments.ranks, batch=arguments.batch, target=arguments.target, repeat=arguments.repeat, progress=not arguments.json)
+    result = measure(
+        ranks=arguments.ranks,
+        batch=arguments.batch,
+        target=arguments.target,
+        repeat=arguments.repeat,
+        progress=not arguments.json,
+    )
     if arguments.json:
         print(json.dumps(result.as_dict()))
     else:
@@ -138,10 +176,10 @@ def bench_command(arguments: argparse.Namespace) -> int:
 def demo_command(arguments: argparse.Namespace) -> int:
     from oproj_lib.notebooks import run_notebook
 
-    source = Path("notebooks") / DEMO_NOTEBOOK
+    source = NOTEBOOKS / DEMO_NOTEBOOK
     if not source.exists():
         raise FileNotFoundError(f"{source} is not here; run this from the repository's top folder")
-    run = run_notebook(source, output=arguments.output, progress=True)
+    run = run_notebook(source, output_dir=arguments.output, progress=True)
     for text in run.results:
         print(text)
     print(f"The page: {run.html}")
@@ -151,10 +189,9 @@ def demo_command(arguments: argparse.Namespace) -> int:
 def book_command(arguments: argparse.Namespace) -> int:
     from oproj_lib.book import build_book
 
-    sources = sorted(Path("notebooks").glob("[0-9]*.ipynb"))
-    if not sources:
-        raise FileNotFoundError("no notebooks here; run this from the repository's top folder")
-    index = build_book(sources, arguments.output)
+    if not NOTEBOOKS.is_dir():
+        raise FileNotFoundError(f"no folder {NOTEBOOKS}/ here; run this from the repository's top folder")
+    index = build_book(NOTEBOOKS, arguments.output, on_page=lambda run: print(f"  {run.html}", flush=True))
     print(f"The book: {index}")
     return EXIT_OK
 
@@ -176,7 +213,9 @@ def add_ptx_options(ptx: argparse.ArgumentParser) -> None:
     ptx.add_argument("--grid", default="1", help="CTAs: X, X,Y or X,Y,Z")
     ptx.add_argument("--block", default="1", help="threads per CTA: X, X,Y or X,Y,Z")
     ptx.add_argument("--arg", action="append", default=[], metavar="VALUE", help="an argument (see below)")
-    ptx.add_argument("--save", action="append", default=[], metavar="I=FILE", help="save array argument I as FILE.npy")
+    ptx.add_argument(
+        "--save", action="append", default=[], metavar="I=FILE", help="save array argument I as FILE.npy"
+    )
     ptx.add_argument("--shared", type=int, default=0, help="dynamic shared memory, bytes")
     ptx.add_argument("--schedule", default="program", help='"program" or an integer seed')
     ptx.add_argument("--seed", type=int, default=0, help="seed of random arguments")
@@ -207,12 +246,21 @@ def ptx_command(arguments: argparse.Namespace) -> int:
         np.save(path, values[index].array)
     if arguments.json:
         found = [finding.as_dict() for finding in report.findings]
-        print(json.dumps({"entry": report.entry, "seconds": report.seconds, "findings": found, "counters": report.counters.totals()}))
+        print(
+            json.dumps(
+                {
+                    "entry": report.entry,
+                    "seconds": report.seconds,
+                    "findings": found,
+                    "counters": report.counters.totals(),
+                }
+            )
+        )
     else:
         print(report)
         for value in values:
             if isinstance(value, vgpu.Buffer):
-                print(f"{value.name}: {value.array.dtype} {value.array.shape}, first {value.array.reshape(-1)[:6]}")
+                print(
+                    f"{value.name}: {value.array.dtype} {value.array.shape}, first {value.array.reshape(-1)[:6]}"
+                )
     return EXIT_OK if report.ok else EXIT_FOUND
-
-

@@ -1,4 +1,5 @@
-"""The floor: how many bytes and operations the projection needs at least, and what a machine could do with them."""
+"""The floor: how many bytes and operations the projection needs at least, and what a machine could do with
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ BF16_BYTES = 2
 
 @dataclass(frozen=True)
 class Work:
-    """What one rank must move and compute, whatever the kernel: bytes, and operations (a multiply and an add)."""
+    """What one rank must move and compute, whatever the kernel: bytes, and operations (a multiply and an
+    add)."""
 
     weight_bytes: int
     x_bytes: int
@@ -116,17 +118,32 @@ class Split:
 
 
 SM_BYTES = (256 + 227) * 1024
-"""Registers (64 K of 4 bytes) and shared memory of one SM of sm_90 and sm_100: everything that weights could wait in."""
+"""Registers (64 K of 4 bytes) and shared memory of one SM of sm_90 and sm_100: everything that weights could
+wait in."""
 
 
 def wave_table(sms: int, k: int) -> Table:
     """What other numbers of rows per CTA would mean on a machine with `sms` SMs."""
     table = Table(title=f"{N} rows of W cut into CTAs, one CTA per SM, {sms} SMs, K = {k}")
-    for name in ("rows per CTA", "CTAs", "waves", "SMs busy", "weights of a CTA", "of an SM's registers and shared memory"):
+    for name in (
+        "rows per CTA",
+        "CTAs",
+        "waves",
+        "SMs busy",
+        "weights of a CTA",
+        "of an SM's registers and shared memory",
+    ):
         table.add_column(name, justify="right")
     for rows in (16, 32, 64, 128, 256):
         split = Split(rows, k, sms)
         kib, share = split.weight_bytes / 1024, split.weight_bytes / SM_BYTES
-        cells = (f"{rows}", f"{split.ctas}", f"{split.waves}", f"{split.busy:.0%}", f"{kib:.0f} KiB", f"{share:.0%}")
+        cells = (
+            f"{rows}",
+            f"{split.ctas}",
+            f"{split.waves}",
+            f"{split.busy:.0%}",
+            f"{kib:.0f} KiB",
+            f"{share:.0%}",
+        )
         table.add_row(*cells, style="bold" if rows == ROWS_PER_CTA else None)
     return table

@@ -1,7 +1,10 @@
-"""Which matrix element each lane holds for ``mma.sync.m16n8k16`` with BF16 operands, as the PTX manual states it.
+"""Which matrix element each lane holds for ``mma.sync.m16n8k16`` with BF16 operands, as the PTX manual
+states it.
 
-Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type". D = A B + C, A is [16, 16] (M, K), B is
-[16, 8] (K, N), C and D are [16, 8] (M, N). A register of A or B packs two BF16; `element` 0 is its lower half.
+Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type". D = A B + C, A is [16, 16] (M,
+K), B is
+[16, 8] (K, N), C and D are [16, 8] (M, N). A register of A or B packs two BF16; `element` 0 is its lower
+half.
 These are the maps of the instruction. What the kernel loads into them is in layouts.fragments.
 """
 
@@ -59,7 +62,8 @@ def holders(operand: str) -> dict[tuple[int, int], tuple[int, int, int]]:
 
 
 def literal_load_sectors(k: int) -> tuple[int, int]:
-    """(bytes, 32-byte sectors) of one warp-wide 4-byte load of an A register straight from row-major W [n, k].
+    """(bytes, 32-byte sectors) of one warp-wide 4-byte load of an A register straight from row-major W [n,
+    k].
 
     That is what a kernel does that takes the instruction's K order literally: 8 rows of 16 bytes.
     """

@@ -1,4 +1,5 @@
-"""One `mma.sync.m16n8k16`, executed: a minimal PTX kernel whose registers are packed with the maps of fragment_maps.
+"""One `mma.sync.m16n8k16`, executed: a minimal PTX kernel whose registers are packed with the maps of
+fragment_maps.
 
 The virtual GPU has its own model of the fragments. If ours were wrong, the product would be.
 """
@@ -60,7 +61,9 @@ def pack(operand: str, matrix: Array) -> Array:
 def multiply_registers(a: Array, b: Array) -> Array:
     """D [16, 8] FP32 of one instruction with these registers: a [32, 4, 2] and b [32, 2, 2] BF16, C = 0."""
     d = np.zeros((WARP_LANES, REGISTERS["C"]), np.float32)
-    report = vgpu.run_ptx(PTX, block=WARP_LANES, args=[a, b, d], checks=True)
+    report = vgpu.run_ptx(
+        PTX, block=WARP_LANES, args=[np.ascontiguousarray(a), np.ascontiguousarray(b), d], checks=True
+    )
     report.raise_for_findings()
     product = np.zeros(SHAPES["C"], np.float32)
     for lane, register in np.ndindex(d.shape):

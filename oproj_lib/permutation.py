@@ -1,4 +1,5 @@
-"""The K permutation at work on arrays: one K block of weights and x, multiplied by the two MMAs that the kernel uses."""
+"""The K permutation at work on arrays: one K block of weights and x, multiplied by the two MMAs that the
+kernel uses."""
 
 from __future__ import annotations
 
@@ -32,12 +33,15 @@ def lane_chunks(weights: Array, x: Array) -> tuple[Array, Array]:
 
 
 def multiply_block(weights: Array, x: Array) -> Array:
-    """weights [16, 32] @ x [8, 32]^T as the kernel does it: chunks as loaded, two MMAs, no shuffle. FP32 [16, 8]."""
+    """weights [16, 32] @ x [8, 32]^T as the kernel does it: chunks as loaded, two MMAs, no shuffle. FP32
+    [16, 8]."""
     chunks, x_chunks = lane_chunks(weights.astype(ml_dtypes.bfloat16), x.astype(ml_dtypes.bfloat16))
     words, x_words = chunks.reshape(WARP_LANES, 2, 4, 2), x_chunks.reshape(WARP_LANES, 4, 2)
     total = np.zeros((MMA_ROWS, MMA_TOKENS), np.float32)
     for half in range(HALVES):
-        a = np.stack([words[:, r, word] for r, word in (fragments.a_register(half, i) for i in range(4))], axis=1)
+        a = np.stack(
+            [words[:, r, word] for r, word in (fragments.a_register(half, i) for i in range(4))], axis=1
+        )
         b = np.stack([x_words[:, fragments.b_register(half, i)] for i in range(2)], axis=1)
-        total += multiply_registers(np.ascontiguousarray(a), np.ascontiguousarray(b))
+        total += multiply_registers(a, b)
     return total

@@ -19,8 +19,8 @@ Reading a cached Program needs neither CuTe DSL nor a GPU.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import importlib.metadata
+import inspect
 import json
 import os
 import re

@@ -48,16 +48,26 @@ def one_argument(gpu: vgpu.VirtualGPU, text: str, name: str, rng: np.random.Gene
         except (ValueError, OverflowError) as error:
             raise ValueError(f"--arg {text}: {error}") from None
     if len(parts) != 3 or parts[0] not in FILLS:
-        raise ValueError(f"--arg {text}: expected TYPE:NUMBER, FILE.npy, or FILL:TYPE:SHAPE with FILL one of {', '.join(FILLS)}")
+        raise ValueError(
+            f"--arg {text}: expected TYPE:NUMBER, FILE.npy, or FILL:TYPE:SHAPE with FILL one of {', '.join(FILLS)}"
+        )
     fill, dtype = parts[0], dtype_named(parts[1], text)
     shape = parse_dimensions(parts[2].replace("x", ","), f"--arg {text}: shape")
     if fill == "empty":
         return gpu.empty(shape, dtype, name)
     if fill == "random":
-        array = rng.standard_normal(shape).astype(dtype) if "f" in parts[1] else rng.integers(0, 100, shape).astype(dtype)
+        array = (
+            rng.standard_normal(shape).astype(dtype)
+            if "f" in parts[1]
+            else rng.integers(0, 100, shape).astype(dtype)
+        )
     else:
         count = int(np.prod(shape))
-        array = {"zeros": np.zeros(count), "ones": np.ones(count), "arange": np.arange(count)}[fill].astype(dtype).reshape(shape)
+        array = (
+            {"zeros": np.zeros(count), "ones": np.ones(count), "arange": np.arange(count)}[fill]
+            .astype(dtype)
+            .reshape(shape)
+        )
     return gpu.upload(array, name)
 
 

@@ -48,12 +48,8 @@ def recorded_h200() -> Recorded:
         kernel[row["k"], row["batch"]] = names
     for row in data["prototype_us"]:
         kernel[row["k"], row["batch"]]["prototype"] = row["us"]
-    plain = {
-        name: data[name]
-        for name in (
-            "machine", "date", "software", "method", "exposed_method", "copy_tb_s", "empty_kernel_us", "empty_kernel_exposed_us",
-        )
-    }  # fmt: skip
+    tables = ("kernel_us", "prototype_us", "exposed_us")
+    plain = {name: value for name, value in data.items() if name not in tables}
     return Recorded(**plain, kernel_us=kernel, exposed=_exposed(data["exposed_us"]))
 
 
@@ -66,7 +62,8 @@ def _exposed(rows: list[dict[str, Any]]) -> dict[int, tuple[Exposed, ...]]:
 
 
 def kernel_table(recorded: Recorded, k: int, floors_us: Mapping[int, float]) -> Table:
-    """Recorded times at one K beside the floor, floors_us: batch -> microseconds (modelled, and labelled so)."""
+    """Recorded times at one K beside the floor, floors_us: batch -> microseconds (modelled, and labelled
+    so)."""
     table = Table(
         title=f"K = {k}: recorded on {recorded.machine}, {recorded.date}, {recorded.software}",
         caption=f"{recorded.method}; the last column is bytes over bandwidth, modelled",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -101,7 +101,14 @@ def producer_for(
     settings = settings_of(OprojProducer.recommended(k, batch))
     given = {"staged_blocks": staged_blocks, "rows": rows, "group_tiles": group_tiles}
     settings.update({name: value for name, value in given.items() if value is not None})
-    producer = OprojProducer(k, **settings, transport=transport, policy=policy)
+    producer = OprojProducer(
+        k,
+        staged_blocks=settings["staged_blocks"],
+        rows=settings["rows"],
+        group_tiles=settings["group_tiles"],
+        transport=transport,
+        policy=policy,
+    )
     producer.plan(batch)
     return producer
 
@@ -134,7 +141,13 @@ def run_producer(
     if transport == "unicast":
         transport = f"unicast:{ranks}"
     producer = producer_for(
-        shape.k, batch, staged_blocks=staged_blocks, rows=rows, group_tiles=group_tiles, transport=transport, policy=policy
+        shape.k,
+        batch,
+        staged_blocks=staged_blocks,
+        rows=rows,
+        group_tiles=group_tiles,
+        transport=transport,
+        policy=policy,
     )
     start = time.perf_counter()
     program = build_producer(producer, target=target, batch=batch, mailbox_slots=SLOTS, mailbox_tokens=batch)
@@ -187,11 +200,15 @@ def launch_on_vgpu(
     gpu = vgpu.VirtualGPU(ranks)
     x_buffer, weight_buffer = gpu.upload(x, "x"), gpu.upload(weight, "weight")
     shape = (SLOTS, int(program.config["mailbox_tokens"]), N)
-    mailboxes = [gpu.empty(shape, ml_dtypes.bfloat16, f"mailbox of rank {rank}", rank) for rank in range(ranks)]
+    mailboxes = [
+        gpu.empty(shape, ml_dtypes.bfloat16, f"mailbox of rank {rank}", rank) for rank in range(ranks)
+    ]
     for mailbox in mailboxes:
         mailbox.array.view(np.uint32)[:] = SENTINEL
     if str(program.config["transport"]).startswith("unicast"):
-        mc: Any = gpu.upload(np.array([mailbox.address for mailbox in mailboxes], np.int64), "table of mailboxes")
+        mc: Any = gpu.upload(
+            np.array([mailbox.address for mailbox in mailboxes], np.int64), "table of mailboxes"
+        )
     else:
         mc = gpu.multicast(mailboxes)
     report = gpu.launch(
@@ -201,24 +218,37 @@ def launch_on_vgpu(
     return mailboxes, report, decode_seconds
 
 
-def judge(mailboxes: list[vgpu.Buffer], x: np.ndarray, weight: np.ndarray, policy: str) -> tuple[float, list[str]]:
-    """(relative Frobenius error, findings): every element written, nothing else touched, all ranks alike, within tolerance."""
+def judge(
+    mailboxes: list[vgpu.Buffer], x: np.ndarray, weight: np.ndarray, policy: str
+) -> tuple[float, list[str]]:
+    """(relative Frobenius error, findings): `delivery_findings`, and the result within tolerance of float64."""
     batch = x.shape[0]
-    findings = []
-    for mailbox in mailboxes:
-        assert mailbox.written is not None
-        written = mailbox.written.reshape(*mailbox.array.shape, 2).all(axis=3)
-        if not written[SLOT, :batch].all():
-            token, column = np.argwhere(~written[SLOT, :batch])[0]
-            missing = int((~written[SLOT, :batch]).sum())
-            findings.append(f"unwritten output: {mailbox.name}: {missing} elements never published, first token {token} column {column}")
-        if written[:SLOT].any() or written[SLOT, batch:].any():
-            findings.append(f"stray write: {mailbox.name}: the kernel wrote outside slot {SLOT}, tokens 0..{batch - 1}")
-    first = mailboxes[0].array.view(np.uint16)
-    for mailbox in mailboxes[1:]:
-        if not np.array_equal(mailbox.array.view(np.uint16), first):
-            findings.append(f"ranks differ: {mailbox.name} does not hold what rank 0's holds")
-    out = mailboxes[0].array[SLOT, :batch]
-    verdict = problem.check(out, x, weight, latent=policy == "latent")
+    findings = delivery_findings(mailboxes, batch)
+    verdict = problem.check(mailboxes[0].array[SLOT, :batch], x, weight, latent=policy == "latent")
     findings += [f"wrong result: {reason}" for reason in verdict.reasons]
     return verdict.measures.relative_frobenius, findings
+
+
+def delivery_findings(mailboxes: list[vgpu.Buffer], batch: int) -> list[str]:
+    """Whether every element of the slot was published, nothing else was touched, and all ranks hold the same."""
+    findings = []
+    first = mailboxes[0].array.view(np.uint16)
+    for mailbox in mailboxes:
+        if mailbox.written is None:
+            raise ValueError(
+                f"{mailbox.name} was not made with VirtualGPU.empty: what was written is unknown"
+            )
+        written = np.asarray(mailbox.written.reshape(*mailbox.array.shape, 2).all(axis=3))
+        missing = ~written[SLOT, :batch]
+        if missing.any():
+            token, column = np.argwhere(missing)[0]
+            findings.append(
+                f"unwritten output: {mailbox.name}: {int(missing.sum())} elements never published, first token {token} column {column}"
+            )
+        if written[:SLOT].any() or written[SLOT, batch:].any():
+            findings.append(
+                f"stray write: {mailbox.name}: the kernel wrote outside slot {SLOT}, tokens 0..{batch - 1}"
+            )
+        if not np.array_equal(mailbox.array.view(np.uint16), first):
+            findings.append(f"ranks differ: {mailbox.name} does not hold what rank 0's holds")
+    return findings

@@ -12,7 +12,11 @@ from oproj_lib.run import RunResult
 
 def result_table(results: Sequence[RunResult]) -> Table:
     """One column per run: what ran where, its error against float64, what it moved, how long the launch took."""
-    table = Table(title="o_proj against float64", show_header=False, caption="error: |out - float64| / |float64|, Frobenius norms")
+    table = Table(
+        title="o_proj against float64",
+        show_header=False,
+        caption="error: |out - float64| / |float64|, Frobenius norms",
+    )
     table.add_column("what", style="bold")
     for _ in results:
         table.add_column(justify="right")
@@ -35,7 +39,10 @@ def result_rows(results: Sequence[RunResult]) -> list[tuple[str, list[str]]]:
             ("device", "virtual GPU" if result.device == "vgpu" else result.device),
             ("ranks, K", f"TP{result.ranks}, {result.k}"),
             ("tokens M", str(result.batch)),
-            ("staged blocks, rows", f"{result.configuration['staged_blocks']}, {result.configuration['rows']}"),
+            (
+                "staged blocks, rows",
+                f"{result.configuration['staged_blocks']}, {result.configuration['rows']}",
+            ),
             ("x path", x_path(result)),
             ("transport", str(result.configuration["transport"])),
             ("arithmetic", "exact" if result.arithmetic == "exact" else "FP32"),
@@ -65,5 +72,11 @@ def bench_table(benchmark: Benchmark) -> Table:
     fast = benchmark.modes[0].seconds
     for mode in benchmark.modes:
         rate = mode.thread_instructions / mode.seconds / 1e6
-        table.add_row(mode.name, f"{mode.seconds:.3f}", f"{mode.thread_instructions:,}", f"{rate:.1f}", f"{mode.seconds / fast:.1f} x")
+        table.add_row(
+            mode.name,
+            f"{mode.seconds:.3f}",
+            f"{mode.thread_instructions:,}",
+            f"{rate:.1f}",
+            f"{mode.seconds / fast:.1f} x",
+        )
     return table

@@ -25,16 +25,19 @@ def mma_columns(half: int) -> list[int]:
 
 def fast_mma(accumulator: np.ndarray, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """accumulator [M, N] + x [M, 16] weight [N, 16]^T, one FP32 addition per product."""
+    result, columns = accumulator.copy(), np.ascontiguousarray(weight.T)
     for k in range(16):
-        accumulator = accumulator + x[:, k, None] * weight[None, :, k]
-    return accumulator
+        result += x[:, k, None] * columns[k]
+    return result
 
 
 def chains_of(rows: int, group_tiles: int) -> int:
     return max(1, 4 // (rows * max(1, group_tiles)))
 
 
-def expected_bits(x: np.ndarray, weight: np.ndarray, rows: int, chains: int, mma: Mma = fast_mma) -> np.ndarray:
+def expected_bits(
+    x: np.ndarray, weight: np.ndarray, rows: int, chains: int, mma: Mma = fast_mma
+) -> np.ndarray:
     """The published BF16 bits, uint16 [M, N], for x [M, K] and weight [N, K] of BF16."""
     k = x.shape[1]
     parts = 4 * rows

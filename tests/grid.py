@@ -45,7 +45,12 @@ def builds() -> tuple[tuple[int, int, int, int, int], ...]:
 
 @cache
 def every_point() -> tuple[Point, ...]:
-    return tuple(Point(*build, target, transport) for build in builds() for target in TARGETS for transport in TRANSPORTS)
+    return tuple(
+        Point(*build, target, transport)
+        for build in builds()
+        for target in TARGETS
+        for transport in TRANSPORTS
+    )
 
 
 @cache
@@ -56,12 +61,17 @@ def covering_points(seed: int = 0) -> tuple[Point, ...]:
     numbers: dict[tuple[object, ...], int] = {}
     pairs = np.array(
         [
-            [numbers.setdefault((i, row[i], j, row[j]), len(numbers)) for i, j in itertools.combinations(range(len(row)), 2)]
+            [
+                numbers.setdefault((i, row[i], j, row[j]), len(numbers))
+                for i, j in itertools.combinations(range(len(row)), 2)
+            ]
             for row in rows
         ]
     )
     open_pairs = np.ones(len(numbers), bool)
-    shuffled = np.random.default_rng(seed).permutation(len(points)).tolist()  # ties are broken at random, but always alike
+    shuffled = (
+        np.random.default_rng(seed).permutation(len(points)).tolist()
+    )  # ties are broken at random, but always alike
     heap = [(-pairs.shape[1], place, index) for place, index in enumerate(shuffled)]
     chosen = []
     while open_pairs.any():

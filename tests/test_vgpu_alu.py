@@ -96,13 +96,14 @@ def test_division_of_the_smallest_integer_by_minus_one_wraps() -> None:
 def test_division_by_zero() -> None:
     """The manual leaves it open; these are an H200's answers."""
     check("div.u32 %d, %a, %b;", "u32 u32 -> u32", [(5, 0, UINT_MAX), (0, 0, UINT_MAX)])
-    check("rem.u32 %d, %a, %b;", "u32 u32 -> u32", [(5, 0, 5)])
+    check("rem.u32 %d, %a, %b;", "u32 u32 -> u32", [(5, 0, UINT_MAX), (0, 0, UINT_MAX)])
     check("div.s32 %d, %a, %b;", "s32 s32 -> s32", [(5, 0, -1), (-5, 0, -1), (0, 0, -1)])
-    check("rem.s32 %d, %a, %b;", "s32 s32 -> s32", [(5, 0, 5), (-5, 0, -5)])
+    check("rem.s32 %d, %a, %b;", "s32 s32 -> s32", [(5, 0, -1), (-5, 0, -1)])
     check("div.u64 %d, %a, %b;", "u64 u64 -> u64", [(5, 0, ULONG_MAX)])
-    check("rem.u64 %d, %a, %b;", "u64 u64 -> u64", [(5, 0, 5)])
+    check("rem.u64 %d, %a, %b;", "u64 u64 -> u64", [(5, 0, ULONG_MAX)])
     check("div.s64 %d, %a, %b;", "s64 s64 -> s64", [(5, 0, -1), (-5, 0, -1)])
     check("div.u16 %d, %a, %b;", "u16 u16 -> u16", [(5, 0, 0xFFFF)])
+    check("rem.s16 %d, %a, %b;", "s16 s16 -> s16", [(5, 0, -1)])
 
 
 def test_integer_sign_and_extremes() -> None:
@@ -531,6 +532,34 @@ def test_copysign_and_testp() -> None:
     check("testp.subnormal.f64 %d, %a;", "f64 -> pred", [(2.0**-1074, True), (2.0**-1022, False), (0.0, False)])
 
 
+def test_nans_where_the_manual_leaves_them_open() -> None:
+    """An H200's answers."""
+    quiet, signalling = 0x7FC12345, 0xFF812345
+    check("neg.f32 %d, %a;", "f32 -> f32", [(quiet, 0xFFC12345), (signalling, 0x7F812345)])
+    check("abs.f32 %d, %a;", "f32 -> f32", [(signalling, 0x7F812345)])
+    check("abs.ftz.f32 %d, %a;", "f32 -> f32", [(signalling, 0x7F812345)])
+    check("neg.f16 %d, %a;", "f16 -> f16", [(0x7E01, 0xFE01)])
+    check("abs.bf16 %d, %a;", "bf16 -> bf16", [(0xFFC1, 0x7FC1)])
+    check("add.f64 %d, %a, %b;", "f64 f64 -> f64", [(INF, -INF, 0xFFF8000000000000)])
+    check("min.f64 %d, %a, %b;", "f64 f64 -> f64", [(0x7FF8000000000001, 0x7FF8000000000001, 0x7FF8000000000001)])
+
+
+def test_results_that_round_up_to_the_smallest_normal_number() -> None:
+    """2^-126 (1 - 2^-24) rounds to 2^-126. An H200 flushes by the result after rounding."""
+    check("mul.f32 %d, %a, %b;", "f32 f32 -> f32", [(1.0 - 2.0**-24, 2.0**-126, 2.0**-126)])
+    check("mul.ftz.f32 %d, %a, %b;", "f32 f32 -> f32", [(1.0 - 2.0**-24, 2.0**-126, 2.0**-126)])
+    check("fma.rn.ftz.f32 %d, %a, %b, %c;", "f32 f32 f32 -> f32", [(1.0 - 2.0**-24, 2.0**-126, 0.0, 2.0**-126)])
+    check("div.rn.ftz.f32 %d, %a, %b;", "f32 f32 -> f32", [(2.0**-126, 1.0 + ULP, 0.0)])
+
+
+def test_approximate_division_by_large_numbers() -> None:
+    """For 2^126 < |b| < 2^128 the manual gives 0, or NaN if a is infinite."""
+    large = 1.5 * 2.0**126
+    check("div.approx.f32 %d, %a, %b;", "f32 f32 -> f32", [(2.0**100, large, 0.0), (INF, large, NAN), (2.0**100, 2.0**126, 2.0**-26)])
+    check("div.approx.ftz.f32 %d, %a, %b;", "f32 f32 -> f32", [(2.0**100, large, 0.0), (INF, large, NAN)])
+    check("div.full.f32 %d, %a, %b;", "f32 f32 -> f32", [(1.5 * 2.0**100, large, 2.0**-26), (INF, large, INF)])
+
+
 # -- F16 and BF16 -----------------------------------------------------------------------------------
 
 
@@ -556,6 +585,9 @@ def test_half_precision_fma_rounds_once() -> None:
     rows = [(-1.0, 1.0, 0.5, 0.0), (1.0, 1.0, 0.5, 1.5), (NAN16, 1.0, 1.0, NAN16)]
     check("fma.rn.relu.bf16 %d, %a, %b, %c;", "bf16 bf16 bf16 -> bf16", rows)
     check("fma.rn.relu.f16 %d, %a, %b, %c;", "f16 f16 f16 -> f16", rows)
+    negative_zero = [(-1.0, 0.0, -0.0, 0.0), (2.0**-24, -(2.0**-24), 0.0, 0.0)]
+    check("fma.rn.relu.f16 %d, %a, %b, %c;", "f16 f16 f16 -> f16", negative_zero)
+    check("fma.rn.relu.bf16 %d, %a, %b, %c;", "bf16 bf16 bf16 -> bf16", [(-1.0, 0.0, -0.0, 0.0)])
     check("fma.rn.relu.f16x2 %d, %a, %b, %c;", "f16x2 f16x2 f16x2 -> f16x2", [(0x3C00_BC00, 0x4000_4000, 0x3C00_3C00, 0x4200_0000)])
     check("fma.rn.bf16x2 %d, %a, %b, %c;", "bf16x2 bf16x2 bf16x2 -> bf16x2", [(0x4000_4040, 0x4000_4000, 0x3F80_BF80, 0x40A0_40A0)])
 

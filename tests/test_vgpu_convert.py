@@ -212,7 +212,7 @@ def test_saturating_and_flushing_float_conversions() -> None:
     check("cvt.f32.f32 %d, %a;", "f32 -> f32", [(TINY, TINY), (1.5, 1.5)])
     check("cvt.rn.ftz.f32.f64 %d, %a;", "f64 -> f32", [(2.0**-140, 0.0), (1.0, 1.0)])
     check("cvt.ftz.f64.f32 %d, %a;", "f32 -> f64", [(TINY, 0.0)])
-    check("cvt.rp.ftz.f16.f32 %d, %a;", "f32 -> f16", [(TINY, 0.0), (2.0**-100, 2.0**-24)])
+    check("cvt.rp.ftz.f16.f32 %d, %a;", "f32 -> f16", [(TINY, 2.0**-24), (2.0**-100, 2.0**-24)])
 
 
 def test_packed_conversions_put_the_first_operand_on_top() -> None:
@@ -233,9 +233,30 @@ def test_tf32() -> None:
     check("cvt.rn.tf32.f32 %d, %a;", "f32 -> tf32", [(1.0 + 2.0**-11, 1.0), (1.0 + 3 * 2.0**-11, 1.0 + 2.0**-9), (-INF, -INF)])
     check("cvt.rz.tf32.f32 %d, %a;", "f32 -> tf32", [(1.0 + 3 * 2.0**-11, 1.0 + 2.0**-10), (-1.0 - 2.0**-11, -1.0)])
     check("cvt.rn.relu.tf32.f32 %d, %a;", "f32 -> tf32", [(-1.0, 0.0), (1.5, 1.5)])
-    for mode in ("rna", "rn", "rz"):  # a NaN whose payload lies in the dropped bits must not become infinity
-        (got,) = evaluate(f"cvt.{mode}.tf32.f32 %d, %a;", "f32 -> tf32", [(0x7F800001,), (0xFF800001,)])
-        assert np.isnan(got.view(np.float32)).all()
+    for mode in ("rn", "rz"):  # NaNs: an H200's answers
+        check(f"cvt.{mode}.tf32.f32 %d, %a;", "f32 -> tf32", [(0x7F800001, 0x7FFFE000), (0xFFC12345, 0x7FFFE000)])
+    rows = [(0x7F800001, 0x7F800000), (0xFFC12345, 0xFFC12000), (0x7FFFFFFF, 0x7FFFE000)]
+    check("cvt.rna.tf32.f32 %d, %a;", "f32 -> tf32", rows)
+
+
+def test_nans_where_the_manual_leaves_them_open() -> None:
+    """An H200's answers."""
+    check("cvt.f32.bf16 %d, %a;", "bf16 -> f32", [(0x7FC1, 0x7FC10000), (0xFF81, 0xFF810000)])
+    check("cvt.f32.f16 %d, %a;", "f16 -> f32", [(0xFE01, NAN)])
+    check("cvt.f32.f32 %d, %a;", "f32 -> f32", [(0xFFC12345, 0xFFC12345)])
+    check("cvt.ftz.f32.f32 %d, %a;", "f32 -> f32", [(0xFFC12345, NAN)])
+    check("cvt.rni.f32.f32 %d, %a;", "f32 -> f32", [(0xFFC12345, NAN)])
+    check("cvt.rn.f32.f64 %d, %a;", "f64 -> f32", [(0xFFF8000000000001, NAN)])
+    check("cvt.f64.f32 %d, %a;", "f32 -> f64", [(0xFFC12345, 0xFFF82468A0000000), (0x7F812345, 0x7FF82468A0000000)])
+    check("cvt.rn.f16.bf16 %d, %a;", "bf16 -> f16", [(0xFFC1, NAN16)])
+    check("cvt.rni.f16.f16 %d, %a;", "f16 -> f16", [(0xFE01, NAN16)])
+    check("cvt.rni.bf16.bf16 %d, %a;", "bf16 -> bf16", [(0xFFC1, NAN16)])
+
+
+def test_relu_of_negative_zero() -> None:
+    check("cvt.rn.relu.f16.f32 %d, %a;", "f32 -> f16", [(-0.0, 0.0), (0x80000001, 0.0)])
+    check("cvt.rn.relu.bf16x2.f32 %d, %a, %b;", "f32 f32 -> bf16x2", [(-0.0, 0x80000001, 0)])
+    check("cvt.rn.relu.tf32.f32 %d, %a;", "f32 -> tf32", [(-0.0, 0.0), (QNAN, 0x7FFFE000)])
 
 
 # -- random patterns against the definition ---------------------------------------------------------

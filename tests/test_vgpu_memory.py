@@ -37,7 +37,16 @@ def kernel(body: str) -> vgpu.Module:
     return vgpu.load(HEAD + "\n".join(lines) + TAIL)
 
 
-def launch(body: str, x: np.ndarray, out: np.ndarray, *, block: int = 32, grid: int = 1, number: int = 0, **options: object) -> vgpu.Report:
+def launch(
+    body: str,
+    x: np.ndarray,
+    out: np.ndarray,
+    *,
+    block: int = 32,
+    grid: int = 1,
+    number: int = 0,
+    **options: object,
+) -> vgpu.Report:
     gpu = vgpu.VirtualGPU()
     args = [gpu.upload(x, "x"), gpu.upload(out, "out"), number]
     return gpu.launch(kernel(body), grid=grid, block=block, args=args, checks=True, **options)  # type: ignore[arg-type]
@@ -97,18 +106,27 @@ def test_misaligned_access(shift: int, ok: bool) -> None:
     assert report.ok == ok
     if not ok:
         finding = report.findings[0]
-        assert finding.kind == "misaligned" and "load of 4 bytes" in finding.message and "not a multiple of 4" in finding.message
+        assert (
+            finding.kind == "misaligned"
+            and "load of 4 bytes" in finding.message
+            and "not a multiple of 4" in finding.message
+        )
 
 
 def test_vector_accesses_need_their_whole_alignment() -> None:
     report = launch("ld.global.v4.u32 {%r5,%r6,%r7,%r8}, [%d3];", words(64), np.zeros(32, np.uint32))
-    assert report.findings[0].kind == "misaligned" and report.findings[0].count == 24  # 8 of 32 lanes sit at 16 bytes
+    assert (
+        report.findings[0].kind == "misaligned" and report.findings[0].count == 24
+    )  # 8 of 32 lanes sit at 16 bytes
 
 
 def test_shared_memory_has_bounds() -> None:
     report = launch("st.shared.u32 [%r4+1020], %r1;", words(1), words(1))
     finding = only(report, "out of bounds", 1)
-    assert (finding.lane, finding.count) == (1, 31) and "shared byte 1024 (1024 bytes there)" in finding.message
+    assert (finding.lane, finding.count) == (
+        1,
+        31,
+    ) and "shared byte 1024 (1024 bytes there)" in finding.message
 
 
 def test_shared_memory_belongs_to_its_cta() -> None:
@@ -157,7 +175,10 @@ def test_output_memory_remembers_what_was_written() -> None:
     gpu = vgpu.VirtualGPU()
     out = gpu.empty(40, np.uint32, "out")
     assert gpu.launch(kernel(COPY), block=32, args=[gpu.upload(words(32), "x"), out, 0]).ok
-    assert out.written is not None and out.written.reshape(40, 4).all(axis=1).tolist() == [True] * 32 + [False] * 8
+    assert (
+        out.written is not None
+        and out.written.reshape(40, 4).all(axis=1).tolist() == [True] * 32 + [False] * 8
+    )
 
 
 def test_reading_output_memory_that_nobody_wrote() -> None:
@@ -187,7 +208,9 @@ def test_cp_async_arrives_when_waited_for(schedule: str | int) -> None:
 @pytest.mark.parametrize("broken", ["cp.async.wait_group 0;", "cp.async.commit_group;"])
 def test_cp_async_without_its_wait_or_commit(broken: str, schedule: str | int) -> None:
     """A group that was never committed is not waited for either (PTX ISA, "cp.async.wait_group")."""
-    report = launch(WAITED.replace(broken, "mov.u32 %r20, 0;"), words(32), np.zeros(32, np.uint32), schedule=schedule)
+    report = launch(
+        WAITED.replace(broken, "mov.u32 %r20, 0;"), words(32), np.zeros(32, np.uint32), schedule=schedule
+    )
     finding = only(report, "undefined data", 5)
     assert "a cp.async that nobody waited for (kernel.py:1)" in finding.message
 
@@ -217,7 +240,9 @@ st.global.u32 [%d4+128], %r6;"""
     assert report.ok == new
 
 
-@pytest.mark.parametrize(("valid", "expected"), [(16, [1, 2, 3, 4]), (8, [1, 2, 0, 0]), (6, [1, 2, 0, 0]), (0, [0, 0, 0, 0])])
+@pytest.mark.parametrize(
+    ("valid", "expected"), [(16, [1, 2, 3, 4]), (8, [1, 2, 0, 0]), (6, [1, 2, 0, 0]), (0, [0, 0, 0, 0])]
+)
 def test_cp_async_fills_with_zeros(valid: int, expected: list[int]) -> None:
     body = f"""setp.eq.u32 %p1, %r1, 0;
 mov.u32 %r9, {valid};
@@ -237,7 +262,11 @@ def test_cp_async_with_zero_source_bytes_reads_no_address() -> None:
 
 def test_cp_async_out_of_bounds() -> None:
     report = launch(WAITED, words(31), np.zeros(32, np.uint32))
-    assert (report.findings[0].kind, report.findings[0].lane, report.findings[0].count) == ("out of bounds", 31, 1)
+    assert (report.findings[0].kind, report.findings[0].lane, report.findings[0].count) == (
+        "out of bounds",
+        31,
+        1,
+    )
 
 
 # -- races ------------------------------------------------------------------------------------------------------------
@@ -272,7 +301,9 @@ def test_a_buffer_that_is_reused_needs_a_second_barrier() -> None:
 
 def test_two_warps_that_write_one_word() -> None:
     body = "mov.u32 %r9, tile;\nshr.u32 %r8, %r1, 5;\nst.shared.u32 [%r9], {};"
-    assert launch(body.format("%r0"), words(1), words(1), block=64).ok  # the same value: no matter who is last
+    assert launch(
+        body.format("%r0"), words(1), words(1), block=64
+    ).ok  # the same value: no matter who is last
     only(launch(body.format("%r8"), words(1), words(1), block=64), "race", 3)
 
 
@@ -325,7 +356,11 @@ def test_multimem_store_reaches_every_member_and_nothing_else_may_use_the_window
     only(gpu.launch(kernel(COPY), block=32, args=[x, window, 0]), "wrong address space", 2)
     only(gpu.launch(kernel(body), block=32, args=[x, members[0], 0]), "wrong address space", 2)
     only(gpu.launch(kernel(body.replace("[%d4]", "[%d4+2]")), block=32, args=[x, window, 0]), "misaligned", 2)
-    finding = only(gpu.launch(kernel(body.replace("[%d4]", "[%d4+132]")), block=32, args=[x, window, 0]), "out of bounds", 2)
+    finding = only(
+        gpu.launch(kernel(body.replace("[%d4]", "[%d4+132]")), block=32, args=[x, window, 0]),
+        "out of bounds",
+        2,
+    )
     assert (finding.lane, finding.count) == (31, 1)
 
 
@@ -375,7 +410,11 @@ def test_sectors_of_strided_loads(stride: int, sectors: int) -> None:
 
 def test_counters_of_a_copy() -> None:
     counters = launch(COPY, words(64), np.zeros(64, np.uint32), block=64).counters
-    assert (counters.global_load_bytes, counters.global_store_bytes, counters.global_sectors) == (256, 256, 16)
+    assert (counters.global_load_bytes, counters.global_store_bytes, counters.global_sectors) == (
+        256,
+        256,
+        16,
+    )
     assert counters.thread_instructions == 64 * (10 + 2 + 1)  # the 10 lines of HEAD, COPY, ret
     assert sum(counters.thread_instructions_by_line.values()) == counters.thread_instructions
 

@@ -214,7 +214,7 @@ def load_line(line: str, target: str = "sm_90a", version: str = "8.6") -> vgpu.M
     return vgpu.load(module(f"{line}\nret;", declarations=REGISTERS, target=target, version=version))
 
 
-def refused(line: str, match: str = "", kind: type[ValueError] | None = None) -> None:
+def refused(line: str, match: str | None = None, kind: type[ValueError] | None = None) -> None:
     """Asserts that decoding `line` raises MalformedPTX or UnsupportedPTX, naming the right PTX line."""
     text = module(f"{line}\nret;", declarations=REGISTERS)
     first = line.strip().splitlines()[0].strip()
@@ -241,18 +241,18 @@ def run(
 ) -> tuple[Array, vgpu.Report]:
     """Launches `body` with %out = address of `out` words (initially 0xFFFFFFFF), %in0.. = the inputs' addresses.
 
-    Declared for the body: %tid (linear thread number in the block), %lane, %cta, %slot = %out + 4 * global thread
+    Declared for the body: %id (%tid.x), %lane, %cta, %slot = %out + 4 * global thread
     number, and %p, %h, %r, %rd, %f, %fd 0 to 31. Returns (words, report).
     """
     names = ["out", *(f"in{i}" for i in range(len(inputs)))]
     head = "\n".join(
         [
             *(f"ld.param.u64 %{name}, [p_{name}];" for name in names),
-            "mov.u32 %tid, %tid.x;",
+            "mov.u32 %id, %tid.x;",
             "mov.u32 %lane, %laneid;",
             "mov.u32 %cta, %ctaid.x;",
             "mov.u32 %size, %ntid.x;",
-            "mad.lo.u32 %thread, %cta, %size, %tid;",
+            "mad.lo.u32 %thread, %cta, %size, %id;",
             "mad.wide.u32 %slot, %thread, 4, %out;",
         ]
     )
@@ -262,7 +262,7 @@ def run(
         declarations=[
             ".reg .pred %p<32>;",
             ".reg .b16 %h<32>;",
-            ".reg .b32 %tid, %lane, %cta, %size, %thread, %r<32>;",
+            ".reg .b32 %id, %lane, %cta, %size, %thread, %r<32>;",
             f".reg .b64 %slot, {', '.join('%' + name for name in names)}, %rd<32>;",
             ".reg .f32 %f<32>;",
             ".reg .f64 %fd<32>;",

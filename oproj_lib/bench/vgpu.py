@@ -46,7 +46,9 @@ class Benchmark:
         return asdict(self)
 
 
-def measure(*, ranks: int = 8, batch: int = 8, target: str = "sm_90a", repeat: int = 5, progress: bool = True) -> Benchmark:
+def measure(
+    *, ranks: int = 8, batch: int = 8, target: str = "sm_90a", repeat: int = 5, progress: bool = True
+) -> Benchmark:
     """Launches the recommended producer `repeat` times per mode, after one launch that warms up.
 
     Raises ValueError for settings that do not exist, RuntimeError if a launch has findings.

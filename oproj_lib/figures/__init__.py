@@ -1,4 +1,5 @@
-"""Pictures, each computed from a layout function or from a run. Every function returns a `Picture` with alt text."""
+"""Pictures, each computed from a layout function or from a run. Every function returns a `Picture` with alt
+text."""
 
 from __future__ import annotations
 

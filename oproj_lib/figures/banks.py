@@ -7,14 +7,27 @@ from collections.abc import Callable, Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from oproj_lib.figures.style import BLUE, INK, MUTED, ORANGE, PALE, PAPER, SKY, VERMILLION, Picture, bare, plain
+from oproj_lib.figures.style import (
+    BLUE,
+    INK,
+    MUTED,
+    ORANGE,
+    PALE,
+    PAPER,
+    SKY,
+    VERMILLION,
+    Picture,
+    bare,
+    plain,
+)
 from oproj_lib.layouts.banks import BANK_BYTES, BANKS, bank, wavefronts
 
 COLLISION_COLOURS = (SKY, ORANGE, VERMILLION)  # 1, 2, and 4 or more words wanted from one bank in one phase
 
 
 def collisions(offsets: Sequence[int], access_bytes: int) -> dict[tuple[int, int], int]:
-    """(lane, bank) -> how many different words of that bank the lane's phase wants; 1 is free of conflicts."""
+    """(lane, bank) -> how many different words of that bank the lane's phase wants; 1 is free of
+    conflicts."""
     lanes_per_phase = BANKS * BANK_BYTES // access_bytes
     wanted: dict[tuple[int, int], set[int]] = {}
     for lane, offset in enumerate(offsets):
@@ -30,7 +43,8 @@ def collisions(offsets: Sequence[int], access_bytes: int) -> dict[tuple[int, int
 def bank_map(accesses: Mapping[str, Sequence[int]], access_bytes: int) -> Picture:
     """One lane x bank map per access, side by side. accesses: title -> byte offset of each lane.
 
-    A cell is filled where the lane touches the bank; its number says how many different words the lanes of its phase
+    A cell is filled where the lane touches the bank; its number says how many different words the lanes of
+    its phase
     want from that bank, which is how often the bank has to answer.
 
     Raises:
@@ -49,9 +63,8 @@ def bank_map(accesses: Mapping[str, Sequence[int]], access_bytes: int) -> Pictur
     picture.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8.5, frameon=False)
     lanes = BANKS * BANK_BYTES // access_bytes
     picture.alt = (
-        f"Maps of 32 lanes (rows) by {BANKS} banks (columns) of a {access_bytes}-byte access, in phases of {lanes} lanes. "
-        + "; ".join(texts)
-        + "."
+        f"Maps of 32 lanes (rows) by {BANKS} banks (columns) of a {access_bytes}-byte access, in phases "
+        f"of {lanes} lanes. " + "; ".join(texts) + "."
     )
     return picture
 
@@ -77,9 +90,15 @@ def _bank_panel(axes: Axes, offsets: Sequence[int], access_bytes: int, title: st
 
 
 def padding_sweep(
-    title: str, unit: str, values: Sequence[int], offsets: Callable[[int], Sequence[int]], access_bytes: int, chosen: int
+    title: str,
+    unit: str,
+    values: Sequence[int],
+    offsets: Callable[[int], Sequence[int]],
+    access_bytes: int,
+    chosen: int,
 ) -> Picture:
-    """Wavefronts of one access against the padding; `chosen` is marked. offsets(padding) gives the lanes' offsets."""
+    """Wavefronts of one access against the padding; `chosen` is marked. offsets(padding) gives the lanes'
+    offsets."""
     costs = [wavefronts(offsets(value), access_bytes) for value in values]
     ideal = min(costs)
     picture = Picture(7.2, 2.7)
@@ -101,21 +120,34 @@ def padding_sweep(
     return picture
 
 
-def wavefront_bars(predicted: Mapping[str, int], counted: Mapping[str, int], ideal: Mapping[str, int]) -> Picture:
-    """Wavefronts of a launch per function: predicted from the layouts, counted by the virtual GPU, and without conflicts.
+def wavefront_bars(
+    predicted: Mapping[str, int], counted: Mapping[str, int], ideal: Mapping[str, int]
+) -> Picture:
+    """Wavefronts of a launch per function: predicted from the layouts, counted by the virtual GPU, and
+    without conflicts.
 
     Raises:
         ValueError: if the three do not name the same functions.
     """
     if not predicted.keys() == counted.keys() == ideal.keys():
-        raise ValueError(f"different functions: predicted {list(predicted)}, counted {list(counted)}, ideal {list(ideal)}")
+        raise ValueError(
+            f"different functions: predicted {list(predicted)}, counted {list(counted)}, ideal {list(ideal)}"
+        )
     names = list(predicted)
     picture = Picture(9.5, 1.3 + 0.62 * len(names))
-    axes = plain(picture.subplots(), title="wavefronts of one launch, whole grid", x="thousand wavefronts", grid="x")
-    series = (("predicted from the layouts", predicted, SKY), ("counted by the virtual GPU", counted, BLUE), ("without conflicts", ideal, PALE))
+    axes = plain(
+        picture.subplots(), title="wavefronts of one launch, whole grid", x="thousand wavefronts", grid="x"
+    )
+    series = (
+        ("predicted from the layouts", predicted, SKY),
+        ("counted by the virtual GPU", counted, BLUE),
+        ("without conflicts", ideal, PALE),
+    )
     for number, (label, values, colour) in enumerate(series):
         places = [row + (number - 1) * 0.26 for row in range(len(names))]
-        bars = axes.barh(places, [values[name] / 1000 for name in names], height=0.24, color=colour, label=label)
+        bars = axes.barh(
+            places, [values[name] / 1000 for name in names], height=0.24, color=colour, label=label
+        )
         axes.bar_label(bars, [f"{values[name]:,}" for name in names], fontsize=7.5, color=INK, padding=3)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()

@@ -49,8 +49,10 @@ def rounding_staircase(out: Array, reference: Array) -> Picture:
     right.tick_params(colors=INK)
     inside = float((np.abs(steps) <= 0.5).mean())
     picture.alt = (
-        f"Left: the absolute error of each output against its size on logarithmic axes; the dots fill the area under a "
-        f"staircase that doubles at every power of two, half a BF16 step. Right: a histogram of the errors in BF16 steps, "
+        "Left: the absolute error of each output against its size on logarithmic axes; the dots fill "
+        "the area under a "
+        "staircase that doubles at every power of two, half a BF16 step. Right: a histogram of the "
+        "errors in BF16 steps, "
         f"flat between minus one half and one half, where {inside:.2%} of the {size.size} outputs lie."
     )
     return picture

@@ -27,17 +27,44 @@ def roofline_plot(machine: Roofline, batches: Sequence[int], problem: Problem) -
         mark, colour = MARKS[name]
         points = [work(preset.with_batch(batch)).intensity for batch in batches]
         offset = 1.0 if name == "TP8" else 0.93  # the presets differ by a few percent: drawn a little apart
-        axes.plot(points, [offset * machine.tflops(i) for i in points], mark, color=colour, ms=6, label=f"{name} (K = {preset.k})")
+        axes.plot(
+            points,
+            [offset * machine.tflops(i) for i in points],
+            mark,
+            color=colour,
+            ms=6,
+            label=f"{name} (K = {preset.k})",
+        )
     for batch in batches:
         intensity = work(problem.with_batch(batch)).intensity
-        axes.annotate(f"M = {batch}", (intensity, machine.tflops(intensity)), (-6, 5), textcoords="offset points", ha="right", fontsize=8, color=INK)
+        axes.annotate(
+            f"M = {batch}",
+            (intensity, machine.tflops(intensity)),
+            (-6, 5),
+            textcoords="offset points",
+            ha="right",
+            fontsize=8,
+            color=INK,
+        )
     here = work(problem)
-    axes.plot(here.intensity, machine.tflops(here.intensity), "o", ms=13, mfc="none", mec=VERMILLION, mew=2, label=f"this notebook: {problem.name}, M = {problem.batch}")
+    axes.plot(
+        here.intensity,
+        machine.tflops(here.intensity),
+        "o",
+        ms=13,
+        mfc="none",
+        mec=VERMILLION,
+        mew=2,
+        label=f"this notebook: {problem.name}, M = {problem.batch}",
+    )
     axes.legend(fontsize=8.5, frameon=False, loc="lower right")
     picture.alt = (
-        f"Roofline on logarithmic axes: the roof rises with slope 1 to the ridge at {machine.ridge:.0f} operations per byte and is flat at "
-        f"{machine.peak_tflops:g} TFLOP/s from there. M = {batches[0]} to {batches[-1]} stand at {work(problem.with_batch(batches[0])).intensity:.1f} to "
-        f"{work(problem.with_batch(batches[-1])).intensity:.0f} operations per byte. M = {problem.batch} of {problem.name}, at {here.intensity:.1f}, is marked."
+        f"Roofline on logarithmic axes: the roof rises with slope 1 to the ridge at {machine.ridge:.0f} "
+        "operations per byte and is flat at "
+        f"{machine.peak_tflops:g} TFLOP/s from there. M = {batches[0]} to {batches[-1]} stand at "
+        f"{work(problem.with_batch(batches[0])).intensity:.1f} to "
+        f"{work(problem.with_batch(batches[-1])).intensity:.0f} operations per byte. M = "
+        f"{problem.batch} of {problem.name}, at {here.intensity:.1f}, is marked."
     )
     return picture
 
@@ -49,16 +76,29 @@ def time_floors(machine: Roofline, batches: Sequence[int]) -> Picture:
     texts = []
     for axes, (name, preset) in zip(panels, PRESETS.items(), strict=True):
         jobs = [work(preset.with_batch(batch)) for batch in batches]
-        plain(axes, title=f"{name}, K = {preset.k}: modelled floor", x="tokens M", y="microseconds" if name == "TP8" else "", grid="y")
+        plain(
+            axes,
+            title=f"{name}, K = {preset.k}: modelled floor",
+            x="tokens M",
+            y="microseconds" if name == "TP8" else "",
+            grid="y",
+        )
         memory, compute = [machine.memory_us(job) for job in jobs], [machine.compute_us(job) for job in jobs]
         axes.plot(batches, memory, "o-", color=BLUE, label="memory")
         axes.plot(batches, compute, "s-", color=ORANGE, label="tensor cores")
         axes.set_xscale("log", base=2)
         axes.set_xticks(batches, map(str, batches))
         axes.set_ylim(0, None)
-        texts.append(f"{name}: memory {memory[0]:.1f} to {memory[-1]:.1f} us, tensor cores {compute[0]:.2f} to {compute[-1]:.1f} us")
+        texts.append(
+            f"{name}: memory {memory[0]:.1f} to {memory[-1]:.1f} us, tensor cores {compute[0]:.2f} to "
+            f"{compute[-1]:.1f} us"
+        )
     panels[0].legend(fontsize=8.5, frameon=False)
-    picture.alt = f"Two panels of least microseconds against M = {batches[0]} to {batches[-1]}. " + "; ".join(texts) + "."
+    picture.alt = (
+        f"Two panels of least microseconds against M = {batches[0]} to {batches[-1]}. "
+        + "; ".join(texts)
+        + "."
+    )
     return picture
 
 
@@ -83,7 +123,8 @@ def exposed_times(recorded: Recorded, k: int) -> Picture:
     axes.legend(fontsize=8.5, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     points = ", ".join(f"{row.staged_blocks}: {row.nc_us} and {row.coherent_us}" for row in rows)
     picture.alt = (
-        f"{title}. Microseconds exposed against staged blocks, with ld.global.nc and with ld.global: {points}. "
+        f"{title}. Microseconds exposed against staged blocks, with ld.global.nc and with ld.global: "
+        f"{points}. "
         f"cuBLAS {cublas}, an empty kernel {recorded.empty_kernel_exposed_us}."
     )
     return picture

@@ -27,15 +27,20 @@ def wait_index(steps: Sequence[Step]) -> int:
 def instruction_stream(steps: Sequence[Step]) -> Picture:
     """One tick per PTX instruction: x is program order, y the Python function, colour what it is for.
 
-    This is a model: it shows the order in which instructions are issued and how many threads execute them. It has no
+    This is a model: it shows the order in which instructions are issued and how many threads execute them.
+    It has no
     times, and memory instructions that take long on hardware are as wide as the others.
     """
-    functions = list(dict.fromkeys(step.function for step in steps if step.function and step.function != ADDRESSES))
+    functions = list(
+        dict.fromkeys(step.function for step in steps if step.function and step.function != ADDRESSES)
+    )
     rows = [*functions, ADDRESSES]
     wait = wait_index(steps)
     total = sum(step.threads for step in steps)
     picture = Picture(11.5, 1.5 + 0.27 * len(rows))
-    axes = plain(picture.subplots(), x="PTX instruction, in program order", title="modelled, not measured: no times")
+    axes = plain(
+        picture.subplots(), x="PTX instruction, in program order", title="modelled, not measured: no times"
+    )
     axes.axvspan(-0.5, wait, color=PALE, zorder=0)
     width = max(0.7, len(steps) / 900)
     for kind in KINDS:
@@ -62,9 +67,12 @@ def instruction_stream(steps: Sequence[Step]) -> Picture:
     picture.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
     before = sum(step.threads for step in steps if step.index < wait)
     picture.alt = (
-        f"The {len(steps)} PTX instructions of the kernel in program order, one row per Python function. {wait} stand before "
-        f"griddepcontrol.wait, {before / total:.0%} of all thread-instructions: they compute addresses and start every load of "
-        f"weights. Behind it: x, the matrix instructions, the partial sums and the publish. Shares by function: "
+        f"The {len(steps)} PTX instructions of the kernel in program order, one row per Python "
+        f"function. {wait} stand before "
+        f"griddepcontrol.wait, {before / total:.0%} of all thread-instructions: they compute addresses "
+        "and start every load of "
+        "weights. Behind it: x, the matrix instructions, the partial sums and the publish. Shares by "
+        "function: "
         + ", ".join(f"{name} {n / total:.0%}" for name, n in zip(rows, share, strict=True))
         + ". Dotted lines are block-wide barriers. The order is modelled; no time is shown."
     )

@@ -1,4 +1,5 @@
-"""One look for every picture: colour-blind safe, readable on light and dark pages, with a text alternative."""
+"""One look for every picture: colour-blind safe, readable on light and dark pages, with a text
+alternative."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ PIXELS_PER_INCH = 96  # of a page, so that 1 inch of figure is 1 inch of page
 class Picture(Figure):
     """A matplotlib Figure with a text alternative, `alt`, that goes with it into notebook and page.
 
-    A notebook cell that ends in a Picture shows it: as an <img> with its alt text, for readers who cannot see it.
+    A notebook cell that ends in a Picture shows it: as an <img> with its alt text, for readers who cannot
+    see it.
     """
 
     def __init__(self, width: float, height: float, *, alt: str = "") -> None:
@@ -53,12 +55,14 @@ class Picture(Figure):
         width = round(self.get_figwidth() * PIXELS_PER_INCH)
         data = base64.b64encode(self.png()).decode()
         style = "max-width:100%;height:auto;border-radius:6px"
-        image = f'<img alt="{escape(self.alt)}" width="{width}" style="{style}" src="data:image/png;base64,{data}">'
+        source = f"data:image/png;base64,{data}"
+        image = f'<img alt="{escape(self.alt)}" width="{width}" style="{style}" src="{source}">'
         return {"text/html": image, "text/plain": f"[picture: {self.alt}]"}
 
 
 def plain(axes: Axes, *, title: str = "", x: str = "", y: str = "", grid: str | None = None) -> Axes:
-    """Axes with the project's look: title at the left, no box, a light grid along `grid` ("x", "y" or "both")."""
+    """Axes with the project's look: title at the left, no box, a light grid along `grid` ("x", "y" or
+    "both")."""
     axes.set_facecolor(PAPER)
     axes.set_title(title, loc="left", fontsize=10.5, color=INK)
     axes.set_xlabel(x, fontsize=9, color=INK)

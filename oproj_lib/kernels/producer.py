@@ -20,6 +20,7 @@ Roles of the 16 warps: warp w owns ``rows`` 16-row tiles and one of ``parts = 4 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -145,7 +146,7 @@ class OprojProducer:
             stream=stream,
             use_pdl=True,
             min_blocks_per_mp=1,
-            hint_smem_base_uniform=False,
+            hint_smem_base_uniform=True,  # a shuffle at the start, then the base costs no lane a register
         )
 
     # Device
@@ -410,22 +411,45 @@ class OprojProducer:
         slot: Int32,
     ) -> None:
         """Register and shared path: one pass per token tile, one publish at the end."""
-        config, batch = self.config, x.shape[0]
+        batch = x.shape[0]
         tiles, _, _ = self.schedule(batch)
-        if config.path is XPath.SHARED:
+        if self.config.path is XPath.SHARED:
             self.stage_x(lane, batch, 0, tiles)
             cute.arch.cp_async_wait_group(0)
             cute.arch.sync_threads()
-        for tile in range(tiles):
-            # Later tiles work their addresses out again: registers are full of weights, these would be spilled.
-            mine = self.x_lane(x, shared) if tile else lane
-            words = [self.x_words(mine, batch, tile, block) for block in range(config.kblocks)]
-            if tile == 0 and config.path is XPath.REGISTERS and config.staged_blocks:
-                cute.arch.cp_async_wait_group(0)  # a lane reads only what it copied itself: no barrier
-            accumulators = self.multiply(weights, shared, lambda block: [words[block]], 1)  # noqa: B023
-            self.store_partials(shared, tile, accumulators[0])
+            for tile in range(tiles):
+                self.multiply_tile(weights, shared, tile, partial(self.x_words, lane, batch, tile))
+        else:
+            self.multiply_from_registers(lane, x, weights, shared)
         cute.arch.sync_threads()
         self.publish(shared, mailbox, mc, slot, 0, batch)
+
+    def multiply_from_registers(self, lane: XLane, x: cute.Tensor, weights: Any, shared: Shared) -> None:
+        """Register path: x of the next token tile is on its way while this one is multiplied."""
+        batch = x.shape[0]
+        tiles, _, _ = self.schedule(batch)
+
+        def load(mine: XLane, tile: int) -> list[Words4]:
+            return [self.x_words(mine, batch, tile, block) for block in range(self.config.kblocks)]
+
+        following = load(lane, 0)
+        if self.config.staged_blocks:
+            cute.arch.cp_async_wait_group(0)  # a lane reads only what it copied itself: no barrier
+        for tile in range(tiles):
+            words = following
+            if tile + 1 < tiles:
+                # Addresses are worked out again: registers are full of weights, these would be spilled.
+                following = load(self.x_lane(x, shared), tile + 1)
+            self.multiply_tile(weights, shared, tile, words.__getitem__)
+            # One tile ahead and no more: without this ptxas fetches x of all tiles at once, and spills.
+            cute.arch.sync_warp()
+
+    def multiply_tile(
+        self, weights: Any, shared: Shared, tile: int, x_words: Callable[[int], Words4]
+    ) -> None:
+        """Multiply one token tile and store its partial sums. x_words(block) gives its x."""
+        accumulators = self.multiply(weights, shared, lambda block: [x_words(block)], 1)
+        self.store_partials(shared, tile, accumulators[0])
 
     def compute_ring(
         self,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cutlass import Int64
+from cutlass.cutlass_dsl import dsl_user_op
 
 from oproj_lib.kernels import primitives
 from oproj_lib.layouts.fragments import BF16_BYTES
@@ -59,9 +60,22 @@ class MulticastTransport:
         """``multicast``"""
         return MULTICAST
 
-    def store_chunk(self, mailbox: Mailbox, mc: Any, slot: Any, token: Any, column: Any, words: Any) -> None:
+    @dsl_user_op
+    def store_chunk(
+        self,
+        mailbox: Mailbox,
+        mc: Any,
+        slot: Any,
+        token: Any,
+        column: Any,
+        words: Any,
+        *,
+        loc: Any = None,
+        ip: Any = None,
+    ) -> None:
         """One 16-byte ``multimem.st`` to ``mc + offset``."""
-        primitives.store_chunk_multicast(mc + chunk_offset(mailbox, slot, token, column), words)
+        offset = chunk_offset(mailbox, slot, token, column)
+        primitives.store_chunk_multicast(mc + offset, words, loc=loc, ip=ip)
 
 
 @dataclass(frozen=True)
@@ -79,12 +93,24 @@ class UnicastTransport:
         """``unicast:<ranks>``"""
         return f"{UNICAST}:{self.ranks}"
 
-    def store_chunk(self, mailbox: Mailbox, mc: Any, slot: Any, token: Any, column: Any, words: Any) -> None:
+    @dsl_user_op
+    def store_chunk(
+        self,
+        mailbox: Mailbox,
+        mc: Any,
+        slot: Any,
+        token: Any,
+        column: Any,
+        words: Any,
+        *,
+        loc: Any = None,
+        ip: Any = None,
+    ) -> None:
         """The same 16 bytes to ``base[rank] + offset`` for every rank."""
         offset = chunk_offset(mailbox, slot, token, column)
-        bases = [primitives.load_address(mc, rank) for rank in range(self.ranks)]
+        bases = [primitives.load_address(mc, rank, loc=loc, ip=ip) for rank in range(self.ranks)]
         for base in bases:
-            primitives.store_chunk(base + offset, words)
+            primitives.store_chunk(base + offset, words, loc=loc, ip=ip)
 
 
 def as_transport(value: Transport | str) -> Transport:

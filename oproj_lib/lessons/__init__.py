@@ -1,6 +1,7 @@
 """Exercises of the notebooks.
 
-`check(name, function, solutions=...)` is what a notebook calls; `cells(name)` is what its cells are made of, and
+`check(name, function, solutions=...)` is what a notebook calls; `cells(name)` is what its cells are made of,
+and
 `python -m oproj_lib.lessons` writes them into the notebooks again after an exercise has changed.
 """
 
@@ -33,7 +34,8 @@ def check(name: str, answer: Answer, *, solutions: bool = False) -> None:
     solutions: check the solution in its place; CI runs every notebook that way too.
 
     Raises:
-        WrongAnswer: if it is wrong, saying at which lane, element or chunk. An untouched skeleton is not wrong.
+        WrongAnswer: if it is wrong, saying at which lane, element or chunk. An untouched skeleton is not
+        wrong.
         ValueError: for an unknown exercise.
     """
     exercise = find(name)
@@ -46,7 +48,8 @@ def cells(name: str) -> list[tuple[str, str, str]]:
     exercise = find(name)
     stem = "exercise-" + name.replace("_", "-")
     hints = "\n".join(
-        f"<details><summary>Hint {number}</summary>\n\n{hint}\n\n</details>" for number, hint in enumerate(exercise.hints, 1)
+        f"<details><summary>Hint {number}</summary>\n\n{hint}\n\n</details>"
+        for number, hint in enumerate(exercise.hints, 1)
     )
     solution = f"<details><summary>Solution</summary>\n\n```python\n{exercise.solution}\n```\n\n</details>"
     return [

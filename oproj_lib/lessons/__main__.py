@@ -1,4 +1,5 @@
-"""`python -m oproj_lib.lessons [FOLDER]`: write the exercises into the cells of the notebooks that hold them."""
+"""`python -m oproj_lib.lessons [FOLDER]`: write the exercises into the cells of the notebooks that hold
+them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from oproj_lib.kernels import primitives
-from oproj_lib.kernels.configuration import THREADS, XPath
+from oproj_lib.kernels.configuration import THREADS
 from oproj_lib.kernels.lane import Shared, XLane, this_lane
 from oproj_lib.kernels.primitives import Words4
 from oproj_lib.kernels.producer import OprojProducer
@@ -26,53 +26,23 @@ from oproj_lib.layouts.fragments import BLOCK_K, CHUNK, CHUNK_BYTES
 class NoCopyWait(OprojProducer):
     """Reads staged weights and x without waiting for the cp.async that brings them."""
 
-    def compute_ungrouped(
-        self, lane: XLane, batch: int, weights: Any, shared: Shared, mailbox: Mailbox, mc: Int64, slot: Int32
-    ) -> None:
-        tiles, _, _ = self.schedule(batch)
+    def receive_x(self, lane: XLane, batch: int, tiles: int) -> None:
         self.stage_x(lane, batch, 0, tiles)  # the mistake: cp_async_wait_group(0) should follow
         cute.arch.sync_threads()
-        for tile in range(tiles):
-            words = [self.x_words(lane, batch, tile, block) for block in range(self.config.kblocks)]
-            accumulators = self.multiply(weights, shared, lambda block: [words[block]], 1)  # noqa: B023
-            self.store_partials(shared, tile, accumulators[0])
-        cute.arch.sync_threads()
-        self.publish(shared, mailbox, mc, slot, 0, batch)
 
 
 class NoBarrierAfterX(OprojProducer):
     """Waits for its own copies of x and then reads what other warps copied."""
 
-    def compute_ungrouped(
-        self, lane: XLane, batch: int, weights: Any, shared: Shared, mailbox: Mailbox, mc: Int64, slot: Int32
-    ) -> None:
-        tiles, _, _ = self.schedule(batch)
+    def receive_x(self, lane: XLane, batch: int, tiles: int) -> None:
         self.stage_x(lane, batch, 0, tiles)
         cute.arch.cp_async_wait_group(0)  # the mistake: sync_threads() should follow
-        for tile in range(tiles):
-            words = [self.x_words(lane, batch, tile, block) for block in range(self.config.kblocks)]
-            accumulators = self.multiply(weights, shared, lambda block: [words[block]], 1)  # noqa: B023
-            self.store_partials(shared, tile, accumulators[0])
-        cute.arch.sync_threads()
-        self.publish(shared, mailbox, mc, slot, 0, batch)
 
 
 class NoBarrierBeforePublish(OprojProducer):
     """Adds the K parts up before all warps have stored theirs."""
 
-    def compute_ungrouped(
-        self, lane: XLane, batch: int, weights: Any, shared: Shared, mailbox: Mailbox, mc: Int64, slot: Int32
-    ) -> None:
-        config = self.config
-        tiles, _, _ = self.schedule(batch)
-        if config.path is XPath.SHARED:
-            self.stage_x(lane, batch, 0, tiles)
-            cute.arch.cp_async_wait_group(0)
-            cute.arch.sync_threads()
-        for tile in range(tiles):
-            words = [self.x_words(lane, batch, tile, block) for block in range(config.kblocks)]
-            accumulators = self.multiply(weights, shared, lambda block: [words[block]], 1)  # noqa: B023
-            self.store_partials(shared, tile, accumulators[0])
+    def publish_all(self, shared: Shared, mailbox: Mailbox, mc: Int64, slot: Int32, batch: int) -> None:
         self.publish(shared, mailbox, mc, slot, 0, batch)  # the mistake: sync_threads() should come first
 
 
@@ -91,7 +61,9 @@ class BarrierThatSomeWarpsSkip(OprojProducer):
     ) -> None:
         tid, _, _ = cute.arch.thread_idx()
         if tid < chunks.publish_threads(tokens):
-            cute.arch.barrier(barrier_id=1, number_of_threads=THREADS)  # the mistake: only the publishers come here
+            cute.arch.barrier(
+                barrier_id=1, number_of_threads=THREADS
+            )  # the mistake: only the publishers come here
             self.publish_chunk(shared, mailbox, mc, slot, first_token, tokens)
 
 
@@ -142,7 +114,9 @@ class ReadsXEarly(OprojProducer):
         slot: Int32,
         trigger_after_wait: bool = True,
     ) -> None:
-        self.stage_x(self.x_lane(x, shared), x.shape[0], 0, self.schedule(x.shape[0])[0])  # the mistake: too early
+        self.stage_x(
+            self.x_lane(x, shared), x.shape[0], 0, self.schedule(x.shape[0])[0]
+        )  # the mistake: too early
         super().compute(x, weights, shared, mailbox, mc, slot, trigger_after_wait)
 
 

@@ -1,6 +1,7 @@
 """An exercise: problem, skeleton, check, three hints and a solution, all in one object.
 
-The notebooks' exercise cells are generated from these objects (`oproj_lib.lessons.cells`), and the tests run each check
+The notebooks' exercise cells are generated from these objects (`oproj_lib.lessons.cells`), and the tests run
+each check
 on the solution and on wrong answers, so what a reader sees and what is checked cannot drift apart.
 """
 
@@ -32,7 +33,8 @@ class WrongTry:
 
 @dataclass(frozen=True)
 class Exercise:
-    """See the module. Texts are Markdown, sources Python; `check` raises WrongAnswer unless a function is right."""
+    """See the module. Texts are Markdown, sources Python; `check` raises WrongAnswer unless a function is
+    right."""
 
     name: str  # also the name of the reader's function
     title: str

@@ -21,7 +21,9 @@ def check(answer: Answer) -> None:
                 raise WrongAnswer(f"{where}: it returned {got!r}; a number of microseconds is needed")
             expected = Roofline(4.0, 1.0).memory_us(job)
             if abs(got - expected) > _CLOSE * expected:
-                raise WrongAnswer(f"{where}, 4 TB/s: {got:.6g} us, expected {expected:.6g} us{_why(got, job)}")
+                raise WrongAnswer(
+                    f"{where}, 4 TB/s: {got:.6g} us, expected {expected:.6g} us{_why(got, job)}"
+                )
 
 
 def _why(got: float, job: object) -> str:
@@ -32,7 +34,11 @@ def _why(got: float, job: object) -> str:
     for name, attribute in parts.items():
         if abs(missing - getattr(job, attribute)) < 1:
             return f": the bytes of {name} are missing"
-    for factor, reason in ((0.5, "a BF16 has 2 bytes"), (1e6, "1 TB/s is 1e6 bytes per microsecond"), (1e-6, "microseconds")):
+    for factor, reason in (
+        (0.5, "a BF16 has 2 bytes"),
+        (1e6, "1 TB/s is 1e6 bytes per microsecond"),
+        (1e-6, "microseconds"),
+    ):
         if abs(got * 4.0 * 1e6 / total - factor) < 1e-6 * factor:
             return f": {reason}"
     return ""
@@ -41,8 +47,10 @@ def _why(got: float, job: object) -> str:
 FLOOR = Exercise(
     name="floor_us",
     title="the floor, by hand",
-    problem="""Complete `floor_us(ranks, batch, bandwidth_tb_s)`: the microseconds that it takes to move what one rank must move at
-least once: all of W [7168, K], all of x [M, K] and all of the output [M, 7168], in BF16, at that bandwidth. K is 12288 / ranks.""",
+    problem="""\
+Complete `floor_us(ranks, batch, bandwidth_tb_s)`: the microseconds that it takes to move what one rank
+must move at least once: all of W [7168, K], all of x [M, K] and all of the output [M, 7168], in BF16, at
+that bandwidth. K is 12288 / ranks.""",
     skeleton='''def floor_us(ranks: int, batch: int, bandwidth_tb_s: float) -> float:
     """Microseconds to move W, x and the output once."""
     raise NotImplementedError''',
@@ -58,11 +66,26 @@ least once: all of W [7168, K], all of x [M, K] and all of the output [M, 7168],
     return 2 * elements / (bandwidth_tb_s * 1e6)''',
     check=check,
     wrong_tries=(
-        WrongTry("def floor_us(r, b, t): k = 12288 // r; return 2 * (7168 * k + b * k) / (t * 1e6)", "the bytes of the outputs are missing"),
-        WrongTry("def floor_us(r, b, t): k = 12288 // r; return 2 * (7168 * k + b * 7168) / (t * 1e6)", "the bytes of x are missing"),
-        WrongTry("def floor_us(r, b, t): k = 12288 // r; return (7168 * k + b * k + b * 7168) / (t * 1e6)", "a BF16 has 2 bytes"),
-        WrongTry("def floor_us(r, b, t): k = 12288 // r; return 2 * (7168 * k + b * k + b * 7168) / (t * 1e12)", "ranks 8, batch 1"),
-        WrongTry("def floor_us(r, b, t): k = 1536; return 2 * (7168 * k + b * k + b * 7168) / (t * 1e6)", "ranks 16, batch 1"),
+        WrongTry(
+            "def floor_us(r, b, t): k = 12288 // r; return 2 * (7168 * k + b * k) / (t * 1e6)",
+            "the bytes of the outputs are missing",
+        ),
+        WrongTry(
+            "def floor_us(r, b, t): k = 12288 // r; return 2 * (7168 * k + b * 7168) / (t * 1e6)",
+            "the bytes of x are missing",
+        ),
+        WrongTry(
+            "def floor_us(r, b, t): k = 12288 // r; return (7168 * k + b * k + b * 7168) / (t * 1e6)",
+            "a BF16 has 2 bytes",
+        ),
+        WrongTry(
+            "def floor_us(r, b, t): k = 12288 // r; return 2 * (7168 * k + b * k + b * 7168) / (t * 1e12)",
+            "ranks 8, batch 1",
+        ),
+        WrongTry(
+            "def floor_us(r, b, t): k = 1536; return 2 * (7168 * k + b * k + b * 7168) / (t * 1e6)",
+            "ranks 16, batch 1",
+        ),
         WrongTry("def floor_us(r, b, t): return None", "it returned None"),
         WrongTry("def floor_us(r, b, t): return 1 / 0", "it raised ZeroDivisionError"),
     ),

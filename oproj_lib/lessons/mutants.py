@@ -18,7 +18,8 @@ def opcodes(program: Program) -> list[str]:
 
 
 def without(program: Program, opcode: str, *, occurrence: int = -1) -> Program:
-    """The program without one instruction whose opcode starts with `opcode`; all other PTX lines keep their numbers.
+    """The program without one instruction whose opcode starts with `opcode`; all other PTX lines keep their
+    numbers.
 
     occurrence: which one, counted from 0; -1 is the last. Its cubin is gone: only the virtual GPU can run it.
 
@@ -33,8 +34,8 @@ def without(program: Program, opcode: str, *, occurrence: int = -1) -> Program:
     ]
     if not -len(found) <= occurrence < len(found):
         raise ValueError(
-            f"{program.name} has {len(found)} instruction(s) {opcode!r}, so there is no number {occurrence}; its opcodes: "
-            + ", ".join(opcodes(program))
+            f"{program.name} has {len(found)} instruction(s) {opcode!r}, so there is no number "
+            f"{occurrence}; its opcodes: " + ", ".join(opcodes(program))
         )
     number = found[occurrence]
     lines[number] = f"\t// removed: {lines[number].strip()}"

@@ -25,7 +25,17 @@ CACHE = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc")
 EVICTION = tuple(
     f"{level}::{rule}"
     for level in ("L1", "L2")
-    for rule in ("evict_normal", "evict_unchanged", "evict_first", "evict_last", "no_allocate", "cache_hint", "64B", "128B", "256B")
+    for rule in (
+        "evict_normal",
+        "evict_unchanged",
+        "evict_first",
+        "evict_last",
+        "no_allocate",
+        "cache_hint",
+        "64B",
+        "128B",
+        "256B",
+    )
 )
 ORDER = ("weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
 SCOPE = ("cta", "cluster", "gpu", "sys")
@@ -58,7 +68,9 @@ def take_hints(form: Form) -> bool:
     return ordered
 
 
-def locate(launch: Launch, op: Op, lanes: Lanes, addresses: Any, size: int, space: str, verb: str) -> Iterator[Piece]:
+def locate(
+    launch: Launch, op: Op, lanes: Lanes, addresses: Any, size: int, space: str, verb: str
+) -> Iterator[Piece]:
     """Splits an access by region. Lanes with a bad address are reported and left out."""
     addresses = np.broadcast_to(np.asarray(addresses, np.int64), (lanes.count,))
     if (addresses & (size - 1)).any():
@@ -82,7 +94,14 @@ def where(launch: Launch, space: str, address: int) -> str:
 
 
 def _located(
-    launch: Launch, op: Op, lanes: Lanes, addresses: np.ndarray, size: int, space: str, verb: str, which: np.ndarray | None
+    launch: Launch,
+    op: Op,
+    lanes: Lanes,
+    addresses: np.ndarray,
+    size: int,
+    space: str,
+    verb: str,
+    which: np.ndarray | None,
 ) -> Iterator[Piece]:
     picked = addresses if which is None else addresses[which]
     if picked.size == 0:
@@ -105,7 +124,14 @@ def _located(
 
 
 def _windowed(
-    launch: Launch, op: Op, lanes: Lanes, offsets: np.ndarray, size: int, space: str, verb: str, which: np.ndarray | None
+    launch: Launch,
+    op: Op,
+    lanes: Lanes,
+    offsets: np.ndarray,
+    size: int,
+    space: str,
+    verb: str,
+    which: np.ndarray | None,
 ) -> Iterator[Piece]:
     memory = launch.memory
     limit = memory.shared_bytes if space == "shared" else memory.local_bytes
@@ -113,7 +139,10 @@ def _windowed(
     if bad.any():
         threads = lanes.threads() if which is None else lanes.threads()[which]
         launch.found(
-            "out of bounds", f"{verb} of {size} bytes at {where(launch, space, int(offsets[bad][0]))}", op, threads[bad]
+            "out of bounds",
+            f"{verb} of {size} bytes at {where(launch, space, int(offsets[bad][0]))}",
+            op,
+            threads[bad],
         )
         good = np.flatnonzero(~bad)
         which = good if which is None else which[good]
@@ -122,17 +151,27 @@ def _windowed(
             return
     threads = lanes.threads() if which is None else lanes.threads()[which]
     if space == "shared":
-        yield Piece(memory.shared, which, offsets + (threads // launch.threads_per_cta) * memory.shared_stride)
+        yield Piece(
+            memory.shared, which, offsets + (threads // launch.threads_per_cta) * memory.shared_stride
+        )
     else:
         yield Piece(memory.local, which, offsets + threads * memory.local_stride)
 
 
 def _global(
-    launch: Launch, op: Op, lanes: Lanes, addresses: np.ndarray, size: int, verb: str, which: np.ndarray | None
+    launch: Launch,
+    op: Op,
+    lanes: Lanes,
+    addresses: np.ndarray,
+    size: int,
+    verb: str,
+    which: np.ndarray | None,
 ) -> Iterator[Piece]:
     low, high = int(addresses.min()), int(addresses.max())
     item = launch.space.at(low)
-    if isinstance(item, Buffer) and high + size <= item.end:  # the common case: one allocation serves everybody
+    if (
+        isinstance(item, Buffer) and high + size <= item.end
+    ):  # the common case: one allocation serves everybody
         yield from _in_buffer(launch, op, lanes, item, addresses - item.address, size, verb, which)
         return
     starts = np.asarray(launch.space.starts, np.int64)
@@ -164,7 +203,14 @@ def _global(
 
 
 def _in_buffer(
-    launch: Launch, op: Op, lanes: Lanes, buffer: Buffer, offsets: np.ndarray, size: int, verb: str, which: np.ndarray | None
+    launch: Launch,
+    op: Op,
+    lanes: Lanes,
+    buffer: Buffer,
+    offsets: np.ndarray,
+    size: int,
+    verb: str,
+    which: np.ndarray | None,
 ) -> Iterator[Piece]:
     if buffer.space == "const" and verb != "load":
         threads = lanes.threads() if which is None else lanes.threads()[which]
@@ -190,7 +236,7 @@ def count_access(launch: Launch, op: Op, lanes: Lanes, piece: Piece, size: int, 
     moved = size * threads.size
     line.bytes += moved
     if piece.region.space == "shared":
-        requests, wavefronts, ideal = count_wavefronts(threads, piece.offsets, size)
+        requests, wavefronts, ideal = shared_wavefronts(launch, threads, piece.offsets, size)
         line.wavefronts += wavefronts
         line.ideal_wavefronts += ideal
         counters.shared_wavefronts += wavefronts
@@ -210,6 +256,21 @@ def count_access(launch: Launch, op: Op, lanes: Lanes, piece: Piece, size: int, 
     else:
         requests = np.unique(threads >> 5).size
     line.executions += requests
+
+
+def shared_wavefronts(
+    launch: Launch, threads: np.ndarray, offsets: np.ndarray, size: int
+) -> tuple[int, int, int]:
+    """`count_wavefronts`, counted in one CTA where all CTAs do the same, as they mostly do."""
+    if launch.ctas > 1 and threads.size % launch.ctas == 0:
+        by_cta = (
+            offsets.reshape(launch.ctas, -1) - np.arange(launch.ctas)[:, None] * launch.memory.shared_stride
+        )
+        who = threads.reshape(launch.ctas, -1) - np.arange(launch.ctas)[:, None] * launch.threads_per_cta
+        if (by_cta == by_cta[0]).all() and (who == who[0]).all():
+            requests, wavefronts, ideal = count_wavefronts(who[0], by_cta[0], size)
+            return requests * launch.ctas, wavefronts * launch.ctas, ideal * launch.ctas
+    return count_wavefronts(threads, offsets, size)
 
 
 # -- ld, st -----------------------------------------------------------------------------------------------------------
@@ -338,7 +399,10 @@ def build_st(form: Form) -> Execute:
     if len(sources) != count:
         raise form.malformed(f"{count} elements from {len(sources)} registers")
     reads = [form.read(source, f"b{8 * element.itemsize}") for source in sources]
-    rows = [form.row(source) if isinstance(source, Reg) and source.name in form.decoder.entry.registers else None for source in sources]
+    rows = [
+        form.row(source) if isinstance(source, Reg) and source.name in form.decoder.entry.registers else None
+        for source in sources
+    ]
     read_address = form.address(operands[0])
     space = resolve_space(form, operands[0], space)
     note_shared_size(form, space, size)
@@ -353,12 +417,16 @@ def build_st(form: Form) -> Execute:
         for i, read in enumerate(reads):
             values[:, i] = read(launch, lanes.sel)
         for piece in locate(launch, op, lanes, addresses, size, space, "store"):
-            store_piece(launch, op, lanes, piece, values if piece.which is None else values[piece.which], rows)
+            store_piece(
+                launch, op, lanes, piece, values if piece.which is None else values[piece.which], rows
+            )
 
     return execute
 
 
-def store_piece(launch: Launch, op: Op, lanes: Lanes, piece: Piece, values: np.ndarray, rows: list[Any]) -> None:
+def store_piece(
+    launch: Launch, op: Op, lanes: Lanes, piece: Piece, values: np.ndarray, rows: list[Any]
+) -> None:
     """Writes values [lanes, count] into one region, with bookkeeping."""
     element, count = values.dtype, values.shape[1]
     size = element.itemsize * count
@@ -377,12 +445,16 @@ def store_piece(launch: Launch, op: Op, lanes: Lanes, piece: Piece, values: np.n
         if launch.copies.pending:
             launch.shadow.check_in_flight(op, part.threads(), piece.offsets, size)
         same_new = (region.view(element, count)[where_to] == values).all(axis=1)
-        launch.shadow.shared_access(op, part.threads(), piece.offsets, size, write=True, same=(same_old, same_new))
+        launch.shadow.shared_access(
+            op, part.threads(), piece.offsets, size, write=True, same=(same_old, same_new)
+        )
     for i, row in enumerate(rows):
         origin = launch.shadow.get((row,), part) if row is not None else None
         if origin is not None and region.space == "global":
             launch.shadow.report_use(op, part, origin, f"a value stored to {region.name}")
-        launch.shadow.set_memory_origin(region, piece.offsets + i * element.itemsize, element.itemsize, 0 if origin is None else origin)
+        launch.shadow.set_memory_origin(
+            region, piece.offsets + i * element.itemsize, element.itemsize, 0 if origin is None else origin
+        )
 
 
 # -- atom, red --------------------------------------------------------------------------------------------------------
@@ -452,7 +524,9 @@ def build_atom(form: Form) -> Execute:
             if launch.counting:
                 count_access(launch, op, lanes, piece, size, write=True)
             if launch.shadow is not None and piece.region.space == "shared":
-                launch.shadow.shared_access(op, lanes.threads()[which], piece.offsets, size, write=True, atomic=True)
+                launch.shadow.shared_access(
+                    op, lanes.threads()[which], piece.offsets, size, write=True, atomic=True
+                )
 
     return execute
 
@@ -533,9 +607,18 @@ def async_copy(form: Form) -> Execute:
         op = launch.op
         if launch.shadow is not None:
             check_address(launch, op, lanes)
-        valid = np.full(lanes.count, size) if given is None else np.broadcast_to(given(launch, lanes.sel), (lanes.count,)).astype(np.int64)
+        valid = (
+            np.full(lanes.count, size)
+            if given is None
+            else np.broadcast_to(given(launch, lanes.sel), (lanes.count,)).astype(np.int64)
+        )
         if (valid > size).any():
-            launch.found("bad operand", f"cp.async src-size {int(valid.max())} exceeds cp-size {size}", op, lanes.threads()[valid > size])
+            launch.found(
+                "bad operand",
+                f"cp.async src-size {int(valid.max())} exceeds cp-size {size}",
+                op,
+                lanes.threads()[valid > size],
+            )
             valid = np.minimum(valid, size)
         start = np.broadcast_to(np.asarray(source(launch, lanes.sel), np.int64), (lanes.count,))
         for piece in locate(launch, op, lanes, to(launch, lanes.sel), size, "shared", "cp.async to"):
@@ -553,7 +636,15 @@ class AsyncCopies:
         self.committed = np.zeros(launch.threads, np.int32)
         self.pending: list[PendingCopy] = []
 
-    def issue(self, lanes: Lanes, which: np.ndarray, destination: np.ndarray, source: np.ndarray, valid: np.ndarray, size: int) -> None:
+    def issue(
+        self,
+        lanes: Lanes,
+        which: np.ndarray,
+        destination: np.ndarray,
+        source: np.ndarray,
+        valid: np.ndarray,
+        size: int,
+    ) -> None:
         launch, op = self.launch, self.launch.op
         threads = lanes.threads()[which]
         nothing = valid == 0  # zero fill only: the source address is not read
@@ -563,21 +654,40 @@ class AsyncCopies:
             launch.shadow.set_memory_origin(launch.memory.shared, destination, size, origin)
         if nothing.any():
             part = np.flatnonzero(nothing)
-            self._append(op, threads[part], launch.memory.shared, np.zeros(part.size, np.int64), destination[part], valid[part], size)
+            self._append(
+                op,
+                threads[part],
+                launch.memory.shared,
+                np.zeros(part.size, np.int64),
+                destination[part],
+                valid[part],
+                size,
+            )
         if nothing.all():
             return
         part = np.flatnonzero(~nothing)
         reading = lanes.pick(which[part])
         for piece in locate(launch, op, reading, source[part], size, "global", "cp.async from"):
             inner = part if piece.which is None else part[piece.which]
-            self._append(op, threads[inner], piece.region, piece.offsets, destination[inner], valid[inner], size)
+            self._append(
+                op, threads[inner], piece.region, piece.offsets, destination[inner], valid[inner], size
+            )
             if launch.counting:
                 count_access(launch, op, reading, piece, size, write=False)
 
     def _append(
-        self, op: Op, threads: np.ndarray, region: Region, source: np.ndarray, destination: np.ndarray, valid: np.ndarray, size: int
+        self,
+        op: Op,
+        threads: np.ndarray,
+        region: Region,
+        source: np.ndarray,
+        destination: np.ndarray,
+        valid: np.ndarray,
+        size: int,
     ) -> None:
-        self.pending.append(PendingCopy(op, threads, self.committed[threads], region, source, destination, valid, size))
+        self.pending.append(
+            PendingCopy(op, threads, self.committed[threads], region, source, destination, valid, size)
+        )
         self.launch.counters.async_copy_bytes += int(valid.sum())
 
     def wait(self, lanes: Lanes, left: int) -> None:
@@ -633,7 +743,14 @@ class AsyncCopies:
 
 def select(copy: PendingCopy, mask: np.ndarray) -> PendingCopy:
     return PendingCopy(
-        copy.op, copy.threads[mask], copy.group[mask], copy.region, copy.source[mask], copy.destination[mask], copy.valid[mask], copy.size
+        copy.op,
+        copy.threads[mask],
+        copy.group[mask],
+        copy.region,
+        copy.source[mask],
+        copy.destination[mask],
+        copy.valid[mask],
+        copy.size,
     )
 
 
@@ -681,7 +798,9 @@ def build_multimem(form: Form) -> Execute:
             for kind, bad in (("out of bounds", outside), ("misaligned", crooked & ~outside)):
                 if bad.any():
                     what = launch.space.describe(int(addresses[which][bad][0]))
-                    launch.found(kind, f"multimem.st of {size} bytes at {what}", op, lanes.threads()[which[bad]])
+                    launch.found(
+                        kind, f"multimem.st of {size} bytes at {what}", op, lanes.threads()[which[bad]]
+                    )
             good = ~(outside | crooked)
             which, offsets = which[good], offsets[good]
             launch.counters.multicast_store_bytes += size * which.size

@@ -234,7 +234,7 @@ def build_rem(form: Form) -> Execute:
 
 
 def integer_quotient(x: Any, y: Any) -> Any:
-    """Toward zero. Division by zero gives all ones, as NVIDIA GPUs do (the PTX ISA leaves it unspecified)."""
+    """Toward zero. Division by zero gives all ones, as an H200 does (the PTX ISA leaves it unspecified)."""
     x, y = np.asarray(x), np.asarray(y)
     zero = y == 0
     divisor = np.where(zero, y.dtype.type(1), y)
@@ -245,9 +245,9 @@ def integer_quotient(x: Any, y: Any) -> Any:
 
 
 def integer_remainder(x: Any, y: Any) -> Any:
-    """The sign of the dividend; the dividend itself if the divisor is 0."""
+    """The sign of the dividend; all ones if the divisor is 0 (see `integer_quotient`)."""
     x, y = np.asarray(x), np.asarray(y)
-    return np.where(y == 0, x, x - integer_quotient(x, y) * y)
+    return np.where(y == 0, np.array(-1, np.int64).astype(x.dtype), x - integer_quotient(x, y) * y)
 
 
 # -- sign, minimum, maximum, sums of small products ------------------------------------------------

@@ -161,7 +161,9 @@ class Barriers:
     def get(self, number: int) -> NamedBarrier:
         if number not in self.named:
             ctas, warps = self.launch.ctas, self.launch.warps_per_cta
-            self.named[number] = NamedBarrier(np.zeros(ctas, np.int32), np.zeros(ctas, np.int32), np.zeros((ctas, warps), bool))
+            self.named[number] = NamedBarrier(
+                np.zeros(ctas, np.int32), np.zeros(ctas, np.int32), np.zeros((ctas, warps), bool)
+            )
         return self.named[number]
 
     def arrive(self, op: Op, number: int, lanes: Lanes, threads: int | None, *, waits: bool) -> None:
@@ -171,20 +173,35 @@ class Barriers:
             launch.found("bad operand", f"barrier {number}: a CTA has barriers 0..15", op, lanes.threads())
             return
         if threads is not None and (threads % 32 or threads == 0):
-            launch.found("bad operand", f"barrier {number} expects {threads} threads: not a positive multiple of 32", op, lanes.threads())
+            launch.found(
+                "bad operand",
+                f"barrier {number} expects {threads} threads: not a positive multiple of 32",
+                op,
+                lanes.threads(),
+            )
             return
         barrier = self.get(number)
         warps = np.unique(lanes.threads() >> 5)
         cta, warp = np.divmod(warps, launch.warps_per_cta)
         again = barrier.members[cta, warp]
         if again.any():
-            launch.found("barrier reuse", f"a warp arrives twice at barrier {number} in one phase", op, warps[again] * 32)
+            launch.found(
+                "barrier reuse",
+                f"a warp arrives twice at barrier {number} in one phase",
+                op,
+                warps[again] * 32,
+            )
         barrier.members[cta, warp] = True
         np.add.at(barrier.arrived, cta, 1)
         wanted = 0 if threads is None else threads // 32
         started = barrier.expected[cta] != wanted
         if (started & (barrier.arrived[cta] > 1) & (barrier.expected[cta] != 0)).any():
-            launch.found("barrier count", f"barrier {number}: warps disagree about how many threads it expects", op, warps[started] * 32)
+            launch.found(
+                "barrier count",
+                f"barrier {number}: warps disagree about how many threads it expects",
+                op,
+                warps[started] * 32,
+            )
         barrier.expected[cta] = wanted
         if waits:
             barrier.waiting.append(Waiting(op, lanes.threads()))

@@ -38,7 +38,7 @@ def build_cvt(form: Form) -> Execute:
 
     def execute(launch: Any, lanes: Any) -> None:
         value = np.asarray(read(launch, lanes.sel))
-        if ftz and source_type == "f32":
+        if ftz and source_type == "f32" and result_type not in ("f16", "bf16"):  # an H200 does not flush there
             value = flush_subnormals(value)
         if saturate and not to_float and source_type not in FLOAT_RANK:
             value = limit(value, DTYPES[result_type])
@@ -196,8 +196,11 @@ def round_directed(value: Any, result: np.dtype, mode: str) -> Any:
 
 
 def to_tf32(value: Any, rounding: str) -> Any:
-    """FP32 with a 10-bit mantissa; `rna`: ties away from zero, `rn`: ties to even, `rz`: truncation."""
-    value = canonical_nan(value)
+    """FP32 with a 10-bit mantissa; `rna`: ties away from zero, `rn`: ties to even, `rz`: truncation.
+
+    `rna` of a NaN merely drops the low bits, which makes an infinity of a NaN with nothing else (seen on an H200).
+    """
+    value = value if rounding == "rna" else canonical_nan(value)
     bits = np.ascontiguousarray(value).view(np.uint32).reshape(value.shape)
     special = ~np.isfinite(value)
     if rounding == "rna":
@@ -206,4 +209,4 @@ def to_tf32(value: Any, rounding: str) -> Any:
         moved = bits + np.uint32(0x0FFF) + (bits >> np.uint32(13) & np.uint32(1))
     else:
         moved = bits
-    return np.where(special, bits, moved & np.uint32(0xFFFFE000)).view(np.float32)
+    return (np.where(special, bits, moved) & np.uint32(0xFFFFE000)).view(np.float32)

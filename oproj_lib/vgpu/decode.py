@@ -143,7 +143,9 @@ class Form:
         if operands is not None:
             allowed = (operands,) if isinstance(operands, int) else operands
             if len(self.operands) not in allowed:
-                raise self.malformed(f"{self.instruction.op} takes {' or '.join(map(str, allowed))} operands, not {len(self.operands)}")
+                raise self.malformed(
+                    f"{self.instruction.op} takes {' or '.join(map(str, allowed))} operands, not {len(self.operands)}"
+                )
 
     def unsupported(self, what: str) -> UnsupportedPTX:
         return UnsupportedPTX(what, self.instruction.line, self.instruction.text)
@@ -194,7 +196,7 @@ class Form:
         held = CLASS_DTYPE[kind]
         if held == dtype:
             return lambda launch, sel: launch.regs.files[kind][index, sel]
-        if (kind == "p") != (dtype == bool):
+        if (kind == "p") != (dtype.kind == "b"):
             raise self.malformed("a predicate where a value belongs, or the reverse")
         if held.itemsize == dtype.itemsize:
             return lambda launch, sel: launch.regs.files[kind][index, sel].view(dtype)
@@ -209,11 +211,15 @@ class Form:
         is_float = type_name in ("f16", "bf16", "f32", "f64", "tf32")
         if operand.float_bits and not is_float and type_name != f"b{operand.float_bits}":
             raise self.malformed(f"a floating-point literal where .{type_name} belongs")
-        if not operand.float_bits and is_float or type_name in ("f16", "bf16"):
+        if (not operand.float_bits and is_float) or type_name in ("f16", "bf16"):
             raise self.malformed(f"a literal that is not a .{type_name}")
         if operand.float_bits:
             literal = np.array(operand.value, f"uint{operand.float_bits}")
-            return literal.view(f"float{operand.float_bits}").astype(dtype)[()] if is_float else literal.view(dtype)[()]
+            return (
+                literal.view(f"float{operand.float_bits}").astype(dtype)[()]
+                if is_float
+                else literal.view(dtype)[()]
+            )
         bits = 8 * dtype.itemsize
         return np.array(operand.value & ((1 << bits) - 1), f"uint{bits}").view(dtype)[()]
 
@@ -248,7 +254,7 @@ class Form:
         self._check_type(operand.name, type_name)
         kind, index = row.kind, row.index
         held = CLASS_DTYPE[kind]
-        if (kind == "p") != (dtype == bool):
+        if (kind == "p") != (dtype.kind == "b"):
             raise self.malformed("a predicate where a value belongs, or the reverse")
         if held.itemsize < dtype.itemsize:
             raise self.malformed(f"a {8 * held.itemsize}-bit register cannot hold .{type_name}")
@@ -309,7 +315,9 @@ class Decoder:
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
         self.rows: dict[str, Row] | None = None
-        self.spaces = {v.name: v.space for v in [*entry.parent_variables, *entry.variables, *entry.parameters]}
+        self.spaces = {
+            v.name: v.space for v in [*entry.parent_variables, *entry.variables, *entry.parameters]
+        }
         self.smallest_shared = 16
         self.shared_atomics = False
 
@@ -350,14 +358,18 @@ class Decoder:
         accesses = []
         for index, form in enumerate(first_pass):
             reads = form.reads + ([form.instruction.guard] if form.instruction.guard else [])
-            if form.instruction.guard:  # lanes whose guard is false keep the old value: the write does not end a life
+            if (
+                form.instruction.guard
+            ):  # lanes whose guard is false keep the old value: the write does not end a life
                 reads = reads + form.writes
             accesses.append((index, reads, form.writes))
             for target in form.targets:
                 joins.add(target)
                 if target <= index:
                     back_edges.append((index, target))
-        classes = {name: register_class(kind) for name, kind in self.entry.registers.items() if TYPE_BYTES[kind] < 16}
+        classes = {
+            name: register_class(kind) for name, kind in self.entry.registers.items() if TYPE_BYTES[kind] < 16
+        }
         self.rows, counts = allocate_rows(live_intervals(accesses, back_edges), classes)
         ops = [self._op(index, *self.build(instruction)) for index, instruction in enumerate(instructions)]
         return self._code(ops, counts, joins)

@@ -75,7 +75,9 @@ class Launch:
         self.ctas = grid[0] * grid[1] * grid[2]
         self.block_threads = block[0] * block[1] * block[2]
         self.warps_per_cta = -(-self.block_threads // 32)
-        self.threads_per_cta = 32 * self.warps_per_cta  # columns; a ragged last warp has columns without a thread
+        self.threads_per_cta = (
+            32 * self.warps_per_cta
+        )  # columns; a ragged last warp has columns without a thread
         self.threads = self.ctas * self.threads_per_cta
         self.alive = np.tile(np.arange(self.threads_per_cta) < self.block_threads, self.ctas)
         self.live = int(self.alive.sum())
@@ -116,7 +118,15 @@ class Launch:
             return
         cta, within = divmod(int(threads[0]), self.threads_per_cta)
         self.findings[key] = Finding(
-            kind, message, instruction.source, instruction.line, instruction.text, cta, within // 32, within % 32, count
+            kind,
+            message,
+            instruction.source,
+            instruction.line,
+            instruction.text,
+            cta,
+            within // 32,
+            within % 32,
+            count,
         )
 
     def live_warps(self) -> np.ndarray:
@@ -385,7 +395,12 @@ class Launch:
         threads = lanes.threads()
         bad = index >= len(op.targets)
         if bad.any():
-            self.found("bad operand", f"brx.idx index {int(index[bad][0])} of {len(op.targets)} targets", op, threads[bad])
+            self.found(
+                "bad operand",
+                f"brx.idx index {int(index[bad][0])} of {len(op.targets)} targets",
+                op,
+                threads[bad],
+            )
             self._exit(self.lanes(threads[bad]))
         for i, target in enumerate(op.targets):
             self._jump(op, target, threads[index == i])

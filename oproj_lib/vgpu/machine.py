@@ -16,7 +16,15 @@ from .ptx import TYPE_BYTES, PTXFile, Variable, parse
 from .registers import DTYPES
 from .report import Report
 
-MAX_SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 103: 227 * 1024, 120: 99 * 1024}
+MAX_SHARED_BYTES = {
+    80: 163 * 1024,
+    86: 99 * 1024,
+    89: 99 * 1024,
+    90: 227 * 1024,
+    100: 227 * 1024,
+    103: 227 * 1024,
+    120: 99 * 1024,
+}
 MAX_THREADS_PER_BLOCK = 1024
 
 
@@ -132,7 +140,9 @@ class VirtualGPU:
                 array = np.zeros(max(variable.size, 1), np.uint8)
                 raw = variable.init if isinstance(variable.init, bytes) else b""
                 array[: len(raw)] = np.frombuffer(raw, np.uint8)
-                known[variable.name] = self.space.add(array, variable.name, rank, defined=True, space=variable.space)
+                known[variable.name] = self.space.add(
+                    array, variable.name, rank, defined=True, space=variable.space
+                )
         return known
 
     @staticmethod
@@ -144,17 +154,25 @@ class VirtualGPU:
         if entry.required_threads and entry.required_threads != block:
             raise ValueError(f"block {block}: {entry.name} requires {entry.required_threads} (.reqntid)")
         if entry.max_threads and threads > entry.max_threads:
-            raise ValueError(f"block {block} has {threads} threads; {entry.name} allows {entry.max_threads} (.maxntid)")
+            raise ValueError(
+                f"block {block} has {threads} threads; {entry.name} allows {entry.max_threads} (.maxntid)"
+            )
 
     @staticmethod
     def _shared_bytes(code: Code, arch: int, dynamic: int) -> int:
         if dynamic < 0:
             raise ValueError(f"dynamic_shared_bytes = {dynamic} is negative")
-        start = max([code.static_shared_bytes, *code.shared_offsets.values()]) if dynamic else code.static_shared_bytes
+        start = (
+            max([code.static_shared_bytes, *code.shared_offsets.values()])
+            if dynamic
+            else code.static_shared_bytes
+        )
         total = start + dynamic
         limit = MAX_SHARED_BYTES.get(arch, 227 * 1024)
         if total > limit:
-            raise ValueError(f"{code.static_shared_bytes} static + {dynamic} dynamic bytes of shared memory; sm_{arch} has {limit}")
+            raise ValueError(
+                f"{code.static_shared_bytes} static + {dynamic} dynamic bytes of shared memory; sm_{arch} has {limit}"
+            )
         return total
 
 
@@ -176,7 +194,9 @@ def encode_parameters(code: Code, args: list[Any] | tuple[Any, ...]) -> bytes:
     """The parameter block: each argument in its parameter's type."""
     parameters = code.entry.parameters
     if len(args) != len(parameters):
-        names = ", ".join(f"{p.name} (.{p.type}{f' x {p.size}' if p.type == 'b8' else ''})" for p in parameters)
+        names = ", ".join(
+            f"{p.name} (.{p.type}{f' x {p.size}' if p.type == 'b8' else ''})" for p in parameters
+        )
         raise ValueError(f"{code.entry.name} takes {len(parameters)} arguments, {len(args)} given: {names}")
     block = bytearray(code.parameter_bytes)
     for parameter, value in zip(parameters, args, strict=True):
@@ -199,7 +219,9 @@ def encode_argument(parameter: Variable, value: Any) -> bytes:
         kind = parameter.type if parameter.type in ("f32", "f64") else {4: "f32", 8: "f64"}.get(size, "f32")
         raw = DTYPES[kind].type(value).tobytes()
     else:
-        raise TypeError(f"argument for {parameter.name}: a Buffer, a number, or bytes; not {type(value).__name__}")
+        raise TypeError(
+            f"argument for {parameter.name}: a Buffer, a number, or bytes; not {type(value).__name__}"
+        )
     if len(raw) != size:
         raise ValueError(f"argument for {parameter.name}: {len(raw)} bytes where the parameter has {size}")
     return raw
@@ -218,7 +240,8 @@ def run_ptx(
     Options are those of `VirtualGPU.launch`. Example: `run_ptx(text, "add", 4, 128, [x, y, out, 512])`.
     """
     gpu = VirtualGPU()
-    items = [gpu.upload(a, f"argument {i}") if hasattr(a, "shape") and not isinstance(a, np.generic) else a for i, a in enumerate(args)]
+    items = [
+        gpu.upload(a, f"argument {i}") if hasattr(a, "shape") and not isinstance(a, np.generic) else a
+        for i, a in enumerate(args)
+    ]
     return gpu.launch(load(ptx), entry, grid=grid, block=block, args=items, **options)
-
-

@@ -136,14 +136,18 @@ def as_numpy(array: Any, name: str) -> np.ndarray:
     if hasattr(array, "detach") and hasattr(array, "data_ptr"):
         tensor = array.detach()
         if str(tensor.device) != "cpu":
-            raise ValueError(f"buffer {name!r}: a tensor on {tensor.device}; the virtual GPU takes CPU tensors")
+            raise ValueError(
+                f"buffer {name!r}: a tensor on {tensor.device}; the virtual GPU takes CPU tensors"
+            )
         if str(tensor.dtype) == "torch.bfloat16":
             import ml_dtypes
             import torch
 
             return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
         return tensor.numpy()
-    raise TypeError(f"buffer {name!r}: expected a numpy array or a CPU torch tensor, not {type(array).__name__}")
+    raise TypeError(
+        f"buffer {name!r}: expected a numpy array or a CPU torch tensor, not {type(array).__name__}"
+    )
 
 
 class LaunchMemory:

@@ -16,7 +16,12 @@ from .ptx import TYPE_BYTES
 
 # Register classes by width. Predicates are Python booleans per thread, everything else raw bits.
 CLASS_OF_BYTES = {1: "h", 2: "h", 4: "w", 8: "d"}
-CLASS_DTYPE = {"p": np.dtype(bool), "h": np.dtype(np.uint16), "w": np.dtype(np.uint32), "d": np.dtype(np.uint64)}
+CLASS_DTYPE = {
+    "p": np.dtype(bool),
+    "h": np.dtype(np.uint16),
+    "w": np.dtype(np.uint32),
+    "d": np.dtype(np.uint64),
+}
 
 DTYPES: dict[str, np.dtype] = {
     "pred": np.dtype(bool),
@@ -54,7 +59,9 @@ class Interval:
     first_is_read: bool
 
 
-def live_intervals(accesses: Iterable[tuple[int, list[str], list[str]]], back_edges: list[tuple[int, int]]) -> dict[str, Interval]:
+def live_intervals(
+    accesses: Iterable[tuple[int, list[str], list[str]]], back_edges: list[tuple[int, int]]
+) -> dict[str, Interval]:
     """For each register the range of instruction indices in which its row must not be reused.
 
     `accesses` lists (index, reads, writes) in program order; `back_edges` are (from, to) with to <= from. A register that
@@ -83,7 +90,9 @@ def live_intervals(accesses: Iterable[tuple[int, list[str], list[str]]], back_ed
     return intervals
 
 
-def allocate_rows(intervals: dict[str, Interval], classes: dict[str, str]) -> tuple[dict[str, Row], dict[str, int]]:
+def allocate_rows(
+    intervals: dict[str, Interval], classes: dict[str, str]
+) -> tuple[dict[str, Row], dict[str, int]]:
     """Linear scan: (row of each register, number of rows of each class)."""
     free: dict[str, list[int]] = {kind: [] for kind in CLASS_DTYPE}
     count = dict.fromkeys(CLASS_DTYPE, 0)

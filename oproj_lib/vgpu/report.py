@@ -24,7 +24,9 @@ class Finding:
 
     def __str__(self) -> str:
         where = self.source.chain() if self.source else "no source line (compile with line information)"
-        place = f"CTA {self.cta}, warp {self.warp}, lane {self.lane}" + (f", and {self.count - 1:,} more times" if self.count > 1 else "")
+        place = f"CTA {self.cta}, warp {self.warp}, lane {self.lane}" + (
+            f", and {self.count - 1:,} more times" if self.count > 1 else ""
+        )
         return f"{self.kind}: {self.message}\n    at {where}  [PTX line {self.ptx_line}: {self.ptx}]\n    {place}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -99,4 +101,8 @@ class Report:
     def __str__(self) -> str:
         rate = self.counters.thread_instructions / self.seconds / 1e6 if self.seconds else 0.0
         head = f"{self.entry}: {self.counters.thread_instructions:,} thread-instructions in {self.seconds:.3f} s ({rate:.0f} M/s)"
-        return "\n".join([head, *(str(finding) for finding in self.findings)]) if self.findings else head + ", no findings"
+        return (
+            "\n".join([head, *(str(finding) for finding in self.findings)])
+            if self.findings
+            else head + ", no findings"
+        )

@@ -69,7 +69,22 @@ def mark_reads(words, warps, pc, vector, writer, write_clock, write_pc, read_clo
 
 @numba.njit(cache=True)
 def mark_writes(  # type: ignore[no-untyped-def]
-    words, warps, pc, vector, writer, write_clock, write_pc, read_clock, read_pc, atomic_clock, stamps, agreed, now, same_old, same_new, atomic
+    words,
+    warps,
+    pc,
+    vector,
+    writer,
+    write_clock,
+    write_pc,
+    read_clock,
+    read_pc,
+    atomic_clock,
+    stamps,
+    agreed,
+    now,
+    same_old,
+    same_new,
+    atomic,
 ):
     """Records writes. A write must come after every read, after every atomic (unless it is one), and after the last write
     unless both leave the same bytes: `same_old` says that the bytes were there before, `same_new` that they are there after
@@ -245,7 +260,9 @@ class Shadow:
             return None if written.all() else np.where(written, 0, NEVER_WRITTEN).astype(np.uint16)
         return None
 
-    def set_memory_origin(self, region: Region, offsets: np.ndarray, size: int, origin: np.ndarray | int) -> None:
+    def set_memory_origin(
+        self, region: Region, offsets: np.ndarray, size: int, origin: np.ndarray | int
+    ) -> None:
         if region.undefined is None:
             return
         first = offsets // region.granule

@@ -301,10 +301,10 @@ def build_mma(form: Form) -> Execute:
     if form.take("sync") is None or form.take("aligned") is None:
         raise form.malformed("mma needs .sync.aligned")
     shape = form.take("m16n8k4", "m16n8k8", "m16n8k16", "m16n8k32")
-    if shape is None or form.take("row") is None or form.take("col") is None:
+    layouts = [mod for mod in form.mods if mod in ("row", "col")]
+    if shape is None or layouts != ["row", "col"]:
         raise form.unsupported("mma shape or layout; modelled: m16n8k4, k8, k16, k32, .row.col")
-    if form.take("satfinite"):
-        raise form.unsupported("mma.satfinite")
+    form.mods = [mod for mod in form.mods if mod not in layouts]
     form.finish(operands=4)
     form.control = "warp"
     form.tracks_poison = True
