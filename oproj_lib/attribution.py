@@ -8,6 +8,7 @@ say "the loads of `weight_fragment`" where the report says "PTX line 342".
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,14 +17,13 @@ from pathlib import PurePosixPath
 from rich.table import Table
 
 from oproj_lib import vgpu
-from oproj_lib.layouts.publish import publish_threads
-from oproj_lib.layouts.schedule import group_tokens, schedule
 from oproj_lib.program import Program, source_path
 from oproj_lib.run import decoded
 
 ADDRESSES = "layouts (addresses)"
 """Name for the functions of layouts/ and kernels/lane.py: they only compute where things are."""
 KINDS = ("memory", "matrix", "synchronisation", "arithmetic")
+_END = "exit"  # the decoder's own last instruction, behind the `ret` of the PTX: nobody gets there
 _SYNCHRONISATION = (
     "griddepcontrol",
     "bar.",
@@ -126,45 +126,30 @@ def kind_of(opcode: str) -> str:
     return "memory" if opcode.startswith(_MEMORY) else "arithmetic"
 
 
-def steps(program: Program) -> tuple[Step, ...]:
-    """Every PTX instruction of a producer in program order, with the threads that execute it.
-
-    The producer is straight-line code. Its only branches step over a publish, whose 8 * tokens threads per
-    CTA
-    are `publish_threads`; the tests hold the sum against the virtual GPU's own count.
-    """
-    code = decoded(program).code(program.entry)
-    every = program.grid[0] * program.block[0]
-    batch, group_tiles = int(program.config["batch"]), int(program.config["group_tiles"])
-    _, tiles_per_group, groups = schedule(batch, group_tiles)
-    publishing = [publish_threads(group_tokens(group, batch, tiles_per_group)) for group in range(groups)]
-    shorter = iter([threads for threads in publishing if threads < program.block[0]])
-    found, threads, end = [], every, -1
-    for op in code.ops:
-        if op.index == end:
-            threads = every
-        instruction = op.instruction
-        found.append(
-            Step(
-                op.index,
-                instruction.line,
-                instruction.opcode,
-                function_of(instruction.source),
-                kind_of(instruction.opcode),
-                threads,
-            )
+def steps(program: Program, report: vgpu.Report) -> tuple[Step, ...]:
+    """Every PTX instruction of a launch in program order, with the threads that executed it."""
+    ops = [op for op in decoded(program).code(program.entry).ops if op.instruction.text != _END]
+    on_line = Counter(op.instruction.line for op in ops)
+    executed = report.counters.thread_instructions_by_line
+    return tuple(
+        Step(
+            op.index,
+            op.instruction.line,
+            op.instruction.opcode,
+            function_of(op.instruction.source),
+            kind_of(op.instruction.opcode),
+            # Several instructions on one line come from one inline assembly text: all execute equally often.
+            executed.get(op.instruction.line, 0) // on_line[op.instruction.line],
         )
-        if op.control == "branch":
-            (end,) = (target for target in op.targets if target != op.index + 1)
-            threads = program.grid[0] * next(shorter)
-    return tuple(found)
+        for op in ops
+    )
 
 
 def traffic(program: Program, report: vgpu.Report) -> Mapping[tuple[str, str], Traffic]:
     """(function, opcode) -> what it moved, in program order; only instructions that touch memory."""
     by_line = report.counters.by_line
     totals: dict[tuple[str, str], Traffic] = {}
-    for step in steps(program):
+    for step in steps(program, report):
         if step.line not in by_line:
             continue
         count = by_line[step.line]

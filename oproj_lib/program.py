@@ -34,11 +34,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oproj_lib.cubin import resources
-from oproj_lib.kernels.configuration import REGISTER_LIMIT, THREADS
+from oproj_lib.kernels import configuration, umma_configuration
+from oproj_lib.kernels.configuration import Configuration
+from oproj_lib.kernels.umma_configuration import UmmaConfiguration, check_umma_target
 from oproj_lib.problem import CTAS, N
 
 if TYPE_CHECKING:
     from oproj_lib.kernels.producer import OprojProducer
+    from oproj_lib.kernels.umma import OprojUmma
 
 TARGETS = ("sm_90a", "sm_100a")
 COMPILER_PACKAGE = "nvidia-cutlass-dsl"
@@ -47,6 +50,10 @@ DEFAULT_CACHE = "default"
 CACHE_FORMAT = 1
 PACKAGE = Path(__file__).resolve().parent
 
+_LIMITS = {  # by engine: threads per block, registers per thread
+    "producer": (configuration.THREADS, configuration.REGISTER_LIMIT),
+    "umma": (umma_configuration.THREADS, umma_configuration.REGISTER_LIMIT),
+}
 _METADATA, _PTX, _CUBIN = "program.json", "kernel.ptx", "kernel.cubin"
 _compiling = threading.Lock()  # CuTe DSL keeps global state while it traces
 
@@ -171,14 +178,48 @@ def build_producer(
     RuntimeError when CuTe DSL is missing, or made something else than the object says.
     """
     check_target(target)
-    plan = producer.plan(batch)
+    if not isinstance(producer.config, Configuration):
+        raise ValueError(f"{type(producer).__name__} is no mma.sync producer: build it with build_umma")
+    return _build("producer", producer, target, batch, mailbox_slots, mailbox_tokens, cache)
+
+
+def build_umma(
+    engine: OprojUmma,
+    *,
+    target: str,
+    batch: int,
+    mailbox_slots: int,
+    mailbox_tokens: int,
+    cache: Path | str | None = DEFAULT_CACHE,
+) -> Program:
+    """``build_producer`` for the UMMA engine.
+
+    Raises ValueError also for a target without tcgen05, and for an engine of another kind.
+    """
+    check_umma_target(check_target(target))
+    if not isinstance(engine.config, UmmaConfiguration):
+        raise ValueError(f"{type(engine).__name__} is no UMMA engine: build it with build_producer")
+    return _build("umma", engine, target, batch, mailbox_slots, mailbox_tokens, cache)
+
+
+def _build(
+    name: str,
+    engine: OprojProducer,
+    target: str,
+    batch: int,
+    mailbox_slots: int,
+    mailbox_tokens: int,
+    cache: Path | str | None,
+) -> Program:
+    """What the engines have in common: identity, cache, compiler."""
+    plan = engine.plan(batch)
     check_mailbox(batch, mailbox_slots, mailbox_tokens)
     config: dict[str, int | str] = {
-        "engine": "producer",
-        "kernel": kernel_identity(type(producer)),
-        **asdict(producer.config),
-        "transport": producer.transport.name,
-        "policy": producer.policy,
+        "engine": name,
+        "kernel": kernel_identity(type(engine)),
+        **asdict(engine.config),
+        "transport": engine.transport.name,
+        "policy": engine.policy,
         "batch": batch,
         "mailbox_slots": mailbox_slots,
         "mailbox_tokens": mailbox_tokens,
@@ -186,7 +227,7 @@ def build_producer(
     key = program_key(config, target)
 
     def build() -> Program:
-        compiled = _compile(producer, target, batch, mailbox_slots, mailbox_tokens)
+        compiled = _compile(engine, target, batch, mailbox_slots, mailbox_tokens)
         return _program(compiled, config, key, target, plan.shared_bytes)
 
     if cache is None:
@@ -202,13 +243,19 @@ def kernel_identity(kernel: type) -> str:
     Raises ValueError when the source of such a class cannot be read.
     """
     name = f"{kernel.__module__}.{kernel.__qualname__}"
-    own = [cls for cls in kernel.__mro__ if cls is not object and not cls.__module__.startswith("oproj_lib.kernels.")]
+    own = [
+        cls
+        for cls in kernel.__mro__
+        if cls is not object and not cls.__module__.startswith("oproj_lib.kernels.")
+    ]
     if not own:
         return name
     try:
         text = "".join(inspect.getsource(cls) for cls in own)
     except (OSError, TypeError) as error:
-        raise ValueError(f"the source of {name} cannot be read ({error}): define it in a file or a notebook cell") from error
+        raise ValueError(
+            f"the source of {name} cannot be read ({error}): define it in a file or a notebook cell"
+        ) from error
     return f"{name}@{_sha256(text.encode())[:16]}"
 
 
@@ -325,22 +372,24 @@ def _program(
         raise RuntimeError(
             f"the launch asks for {launched} bytes of dynamic shared memory, the plan says {shared_bytes}"
         )
+    engine = str(config["engine"])
+    threads, register_limit = _LIMITS[engine]
     used = resources(compiled.__cubin__, entries[0])
-    if used.stack_bytes or used.registers > REGISTER_LIMIT:
+    if used.stack_bytes or used.registers > register_limit:
         raise RuntimeError(
-            f"ptxas uses {used.registers} registers (limit {REGISTER_LIMIT}) and spills {used.stack_bytes} "
+            f"ptxas uses {used.registers} registers (limit {register_limit}) and spills {used.stack_bytes} "
             f"bytes per thread for {config}: the estimate of kernels.configuration is wrong"
         )
     k, batch = int(config["k"]), int(config["batch"])
     mailbox = (int(config["mailbox_slots"]), int(config["mailbox_tokens"]), N)
     return Program(
-        name=f"producer_k{k}_m{batch}_{target}",
+        name=f"{engine}_k{k}_m{batch}_{target}",
         target=target,
         entry=entries[0],
         ptx=ptx,
         cubin=compiled.__cubin__,
         grid=(CTAS, 1, 1),
-        block=(THREADS, 1, 1),
+        block=(threads, 1, 1),
         cluster=(1, 1, 1),
         dynamic_shared_bytes=shared_bytes,
         parameters=(

@@ -39,7 +39,7 @@ def launch(request: pytest.FixtureRequest) -> tuple[RunResult, Configuration]:
 def test_the_parts_add_up_to_what_the_virtual_gpu_counts(launch: tuple[RunResult, Configuration]) -> None:
     result, config = launch
     counters, problem = result.report.counters, Problem(result.ranks, result.batch)
-    steps = attribution.steps(result.program)
+    steps = attribution.steps(result.program, result.report)
     assert sum(step.threads for step in steps) == counters.thread_instructions
     assert {step.kind for step in steps} == set(attribution.KINDS)
 

@@ -54,7 +54,9 @@ PICTURES: dict[str, Callable[[], figures.Picture]] = {
     "work_split, 1 token": lambda: figures.work_split(Configuration(768, 0), 1),
     "work_split, ring": lambda: figures.work_split(Configuration(1536, 2, 2, 1), 64),
     "work_split, 4 row tiles": lambda: figures.work_split(Configuration(1536, 1, 4, 0), 7),
-    "instruction_stream": lambda: figures.instruction_stream(attribution.steps(result().program)),
+    "instruction_stream": lambda: figures.instruction_stream(
+        attribution.steps(result().program, result().report)
+    ),
     "rounding_staircase": staircase,
     "roofline_plot": lambda: figures.roofline_plot(H200, BATCHES, Problem(8, 8)),
     "roofline_plot, low ridge": lambda: figures.roofline_plot(Roofline(8.0, 40.0), BATCHES, Problem(16, 64)),

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import cuda.bindings.driver as cuda
+import cutlass.cute as cute
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from cutlass import Int32, Int64
 
 from oproj_lib import vgpu
 from oproj_lib.kernels import configuration
@@ -469,7 +472,7 @@ def test_the_contract_check_finds_mistakes(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         "oproj_lib.layouts.fragments.chain_of", lambda block, half, chains: (block + half) % chains
     )
-    assert any("chain" in p for p in contract_problems(build(768, 0, 1, 0, 8, kind=Plain)))
+    assert any("MMA of (0, 0, 0, 2)" in p for p in contract_problems(build(768, 0, 1, 0, 8, kind=Plain)))
 
 
 def test_source_lines_name_the_kernel() -> None:
@@ -482,10 +485,10 @@ def test_source_lines_name_the_kernel() -> None:
         location = re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", text)
         if location:
             current = files[location[1]]
-        if re.match(r"\s*(mma\.sync|ld\.global|cp\.async\.cg|st\.shared|ld\.shared|griddepcontrol)", text):
+        if re.match(
+            r"\s*(mma\.sync|multimem\.st|ld\.global|cp\.async\.cg|st\.shared|ld\.shared|griddepcontrol)", text
+        ):
             assert current == "oproj_lib/kernels/producer.py", text
-        if re.match(r"\s*multimem\.st", text):
-            assert current == "oproj_lib/kernels/transport.py", text
 
 
 # Results on the virtual GPU
@@ -594,6 +597,57 @@ def test_nan_and_inf_pass_through(kind: str) -> None:
     expected = reference(x, weight)
     assert np.array_equal(np.isnan(values), np.isnan(expected))
     assert np.array_equal(np.isinf(values), np.isinf(expected))
+
+
+class Fused:
+    """A kernel that uses the device functions and triggers its dependents itself, after publishing."""
+
+    def __init__(self, producer: OprojProducer) -> None:
+        self.producer = producer
+        self.config, self.plan = producer.config, producer.plan
+        self.transport, self.policy = producer.transport, producer.policy
+
+    @cute.jit
+    def __call__(
+        self,
+        x: cute.Tensor,
+        weight: cute.Tensor,
+        mailbox: cute.Tensor,
+        mc: Int64,
+        slot: Int32,
+        stream: cuda.CUstream,
+    ) -> None:
+        self.kernel(x, weight, mailbox, mc, slot).launch(
+            grid=[112, 1, 1], block=[512, 1, 1], stream=stream, use_pdl=True, min_blocks_per_mp=1
+        )
+
+    @cute.kernel
+    def kernel(
+        self, x: cute.Tensor, weight: cute.Tensor, mailbox: cute.Tensor, mc: Int64, slot: Int32
+    ) -> None:
+        shared = self.producer.allocate(x.shape[0])
+        weights = self.producer.load_weight(weight, shared)
+        self.producer.compute(x, weights, shared, mailbox, mc, slot, trigger_after_wait=False)
+        cute.arch.griddepcontrol_launch_dependents()
+
+
+@pytest.mark.parametrize("settings", [(768, 1, 1, 0, 9), (1536, 4, 1, 2, 17)])
+def test_another_kernel_can_use_the_device_functions(settings: tuple[int, int, int, int, int]) -> None:
+    k, staged_blocks, rows, group_tiles, batch = settings
+    x, weight = Problem(12288 // k, batch).inputs(seed=6)
+    split = build(*settings)
+    producer = OprojProducer(k, staged_blocks=staged_blocks, rows=rows, group_tiles=group_tiles)
+    fused: Any = Fused(producer)
+    program = build_producer(
+        fused, target="sm_90a", batch=batch, mailbox_slots=2, mailbox_tokens=batch, cache=None
+    )
+    lines = instructions(program.ptx)
+    assert at(lines, "griddepcontrol.launch_dependents")[0] > at(lines, "multimem.st")[0]
+    assert at(lines, "griddepcontrol.wait")[0] < at(lines, "multimem.st")[0]
+    assert np.array_equal(
+        published(program, run(program, x, weight, exact=True), batch),
+        published(split, run(split, x, weight, exact=True), batch),
+    )
 
 
 # The whole grid

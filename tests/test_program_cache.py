@@ -165,9 +165,9 @@ def test_the_loser_of_a_race_replaces_the_winner(tmp_path: Path, compiled: Progr
 def test_two_processes_share_a_cache(tmp_path: Path) -> None:
     code = (
         "import sys; from oproj_lib.kernels.producer import OprojProducer; "
-        "from oproj_lib.program import build_producer; "
-        "print(build_producer(OprojProducer(768, staged_blocks=1), target='sm_90a', batch=1, mailbox_slots=1, "
-        "mailbox_tokens=1, cache=sys.argv[1]).key)"
+        "from oproj_lib.program import build_producer; producer = OprojProducer(768, staged_blocks=1); "
+        "print(build_producer(producer, target='sm_90a', batch=1, mailbox_slots=1, mailbox_tokens=1, "
+        "cache=sys.argv[1]).key)"
     )
     command = [sys.executable, "-W", "error", "-c", code, str(tmp_path)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -225,9 +225,14 @@ def test_launch_facts_come_from_the_host_code(compiled: Program, monkeypatch: py
 
 def test_a_launch_without_pdl_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The attribute is read back, not assumed: with another attribute id in its place the answer is no."""
-    modules = []
+    modules: list[str] = []
     real = programs.launch_facts
-    monkeypatch.setattr(programs, "launch_facts", lambda module: (modules.append(module), real(module))[1])
+
+    def keep(module: str) -> tuple[int, bool]:
+        modules.append(module)
+        return real(module)
+
+    monkeypatch.setattr(programs, "launch_facts", keep)
     assert build(None).pdl
     assert "llvm.mlir.constant(6 : i32)" in modules[0]
     assert real(modules[0].replace("constant(6 : i32)", "constant(7 : i32)")) == (10240, False)

@@ -178,7 +178,10 @@ def test_a_kernel_may_end_without_ret() -> None:
 
 @schedules
 def test_trap_is_reported(schedule: str | int) -> None:
-    words, report = run("setp.ne.u32 %p1, %lane, 9;\n@%p1 bra FINE;\ntrap;\nFINE:\nst.global.u32 [%slot], 1;\nret;", schedule=schedule)
+    _, report = run(
+        "setp.ne.u32 %p1, %lane, 9;\n@%p1 bra FINE;\ntrap;\nFINE:\nst.global.u32 [%slot], 1;\nret;",
+        schedule=schedule,
+    )
     assert [(f.kind, f.lane, f.count) for f in report.findings] == [("trap", 9, 1)]
     assert lines_of(report) == [("trap", 3)]
 
@@ -189,7 +192,7 @@ def test_trap_is_reported(schedule: str | int) -> None:
 @schedules
 @pytest.mark.parametrize("block", [1, 31, 32, 33, 48, 63, 64, 65, 1024])
 def test_ragged_blocks(block: int, schedule: str | int) -> None:
-    """Threads write, meet at a barrier, and read what the mirror thread wrote. No thread of the last warp's rest runs."""
+    """Threads write, meet at a barrier, read what the mirror thread wrote; a last warp's rest never runs."""
     body = f"""
         mov.u32 %r1, tile;
         mad.lo.u32 %r2, %id, 4, %r1;
@@ -202,7 +205,9 @@ def test_ragged_blocks(block: int, schedule: str | int) -> None:
         st.global.u32 [%slot], %r4;
         ret;
     """
-    words, report = run(body, out=2 * block + 64, grid=2, block=block, schedule=schedule, declarations=SHARED, checks=True)
+    words, report = run(
+        body, out=2 * block + 64, grid=2, block=block, schedule=schedule, declarations=SHARED, checks=True
+    )
     report.raise_for_findings()
     expected = [10000 * cta + block - 1 - t for cta in range(2) for t in range(block)]
     assert words.tolist() == expected + [ALL] * 64
@@ -433,7 +438,11 @@ def test_a_missing_arrival_of_one_block_leaves_the_others_alone() -> None:
 
 
 def test_wrong_barrier_operands_are_reported() -> None:
-    for line, part in (("bar.sync 16;", "0..15"), ("bar.sync 0, 33;", "multiple of 32"), ("bar.sync 0, 0;", "multiple of 32")):
+    for line, part in (
+        ("bar.sync 16;", "0..15"),
+        ("bar.sync 0, 33;", "multiple of 32"),
+        ("bar.sync 0, 0;", "multiple of 32"),
+    ):
         _, report = run(f"{line}\nret;", block=64)
         assert ("bad operand", 1) in lines_of(report), line
         assert any(part in finding.message for finding in report.findings)
@@ -509,8 +518,15 @@ def test_a_polling_thread_lets_the_others_run(schedule: str | int) -> None:
 
 
 def test_counters_of_a_divergent_kernel() -> None:
-    """7 head instructions, then 2 + 1 or 2 + 2 + 1 of the body, over 32 lanes of which 8 take the longer way."""
-    body = "setp.ge.u32 %p1, %lane, 8;\n@%p1 bra END;\nst.global.u32 [%slot], 1;\nadd.u32 %r1, %lane, 1;\nEND:\nret;"
+    """7 head instructions, then 3 or, in 8 of 32 lanes, 5 of the body."""
+    body = """
+        setp.ge.u32 %p1, %lane, 8;
+        @%p1 bra END;
+        st.global.u32 [%slot], 1;
+        add.u32 %r1, %lane, 1;
+        END:
+        ret;
+    """
     _, report = run(body)
     assert report.counters.thread_instructions == 32 * 7 + 32 * 3 + 8 * 2
     assert report.counters.global_store_bytes == 32
@@ -526,7 +542,9 @@ def test_a_seed_repeats_its_schedule() -> None:
     for seed in (3, 3, 4):
         words, report = run(body, out=129, grid=2, block=64, schedule=seed)
         report.raise_for_findings()
-        assert sorted(words[1:].tolist()) == sorted(range(-1, 127)) or set(words[1:].tolist()) == {x & ALL for x in range(-1, 127)}
+        assert sorted(words[1:].tolist()) == sorted(range(-1, 127)) or set(words[1:].tolist()) == {
+            x & ALL for x in range(-1, 127)
+        }
         orders.append(words.tolist())
     assert orders[0] == orders[1]
 

@@ -74,7 +74,12 @@ def test_statements_may_share_and_span_lines() -> None:
           %r1, %r1; ret;
     """
     found = parsed(body).entries["k"]
-    assert [(i.opcode, i.line) for i in found.instructions] == [("mov.u32", 6), ("mov.u32", 6), ("add.u32", 8), ("ret", 9)]
+    assert [(i.opcode, i.line) for i in found.instructions] == [
+        ("mov.u32", 6),
+        ("mov.u32", 6),
+        ("add.u32", 8),
+        ("ret", 9),
+    ]
     assert found.labels == {"LOOP": 2}
 
 
@@ -162,9 +167,16 @@ def test_parameters_and_variables() -> None:
 """
     file = parse(text)
     k = file.entries["k"]
-    assert [(p.name, p.type, p.size, p.align) for p in k.parameters] == [("a", "u64", 8, 8), ("b", "b8", 24, 8), ("c", "u32", 4, 4)]
+    assert [(p.name, p.type, p.size, p.align) for p in k.parameters] == [
+        ("a", "u64", 8, 8),
+        ("b", "b8", 24, 8),
+        ("c", "u32", 4, 4),
+    ]
     assert k.required_threads == (128, 1, 1)
-    assert [(v.name, v.space, v.size, v.align) for v in k.variables] == [("tile", "shared", 64, 16), ("frame", "local", 16, 8)]
+    assert [(v.name, v.space, v.size, v.align) for v in k.variables] == [
+        ("tile", "shared", 64, 16),
+        ("frame", "local", 16, 8),
+    ]
     table, raw, half, dynamic = file.variables
     assert table.init == np.array([1, 2, 3, -4], np.int32).tobytes()
     assert (raw.size, raw.align, raw.init) == (8, 8, b"")
@@ -174,18 +186,18 @@ def test_parameters_and_variables() -> None:
 
 
 def test_sections_pragmas_and_declarations_are_skipped() -> None:
-    text = f""".version 8.6
+    text = """.version 8.6
 .target sm_90a, debug
 .address_size 64
 .extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);
 .visible .entry k()
-{{
+{
 .pragma "nounroll"; .reg .b32 %r<2>; mov.u32 %r0, 1;
 ret;
-}}
-.section .debug_str {{
+}
+.section .debug_str {
 L: .b8 116, 101, 0
-}}
+}
 """
     (found,) = parse(text).entries.values()
     assert [i.opcode for i in found.instructions] == ["mov.u32", "ret"]
@@ -209,7 +221,16 @@ def test_launch_limits_of_an_entry() -> None:
 # -- what is refused --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "hello", "def f():\n    return 1\n", "\x7fELF\x02\x01", "; ModuleID = 'x'\ntarget triple = 'nvptx64'"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hello",
+        "def f():\n    return 1\n",
+        "\x7fELF\x02\x01",
+        "; ModuleID = 'x'\ntarget triple = 'nvptx64'",
+    ],
+)
 def test_text_that_is_not_ptx(text: str) -> None:
     malformed(text, 1, "not PTX")
 
@@ -228,18 +249,21 @@ def test_text_before_the_version() -> None:
         (".version 8.6\n.target sm_90, map_f64_to_f32\n", 2, "target", vgpu.UnsupportedPTX),
         (".version 8.6\n.target sm_90\n.address_size 32\n", 3, "64-bit addresses", vgpu.UnsupportedPTX),
         (HEADER + ".func f()\n{\nret;\n}\n", 4, "device functions", vgpu.UnsupportedPTX),
-        (HEADER + ".visible .func (.reg .b32 r) f(.reg .b32 a)\n{\nret;\n}\n", 4, "device functions", vgpu.UnsupportedPTX),
+        (HEADER + ".visible .func (.reg .b32 r) f(.reg .b32 a)\n{\nret;\n}\n", 4, "device functions",
+        vgpu.UnsupportedPTX),
         (HEADER + ".alias f, g;\n", 4, "unknown directive", vgpu.UnsupportedPTX),
         (HEADER + "mov.u32 %r0, 1;\n", 4, "unknown directive", vgpu.UnsupportedPTX),
         (HEADER + ".visible .entry k();\n", 4, "without a body", vgpu.MalformedPTX),
         (HEADER + ".visible .entry k()\n{\nret;\n", 4, "without end", vgpu.MalformedPTX),
         (HEADER + ".visible .entry k(\n.param .q64 a)\n{\nret;\n}\n", 4, "q64", vgpu.UnsupportedPTX),
-        (HEADER + ".global .b32 a[2] = {1, 2, 3};\n", 4, "12 bytes of initial values for 8", vgpu.MalformedPTX),
+        (HEADER + ".global .b32 a[2] = {1, 2, 3};\n", 4, "12 bytes of initial values for 8",
+        vgpu.MalformedPTX),
         (HEADER + ".global .u64 p = other;\n", 4, "not a number", vgpu.UnsupportedPTX),
         (HEADER + ".shared .b32 a = 1;\n", 4, "no initial value", vgpu.MalformedPTX),
         (HEADER + ".global .texref t;\n", 4, "texref", vgpu.UnsupportedPTX),
         (entry("ret;") + entry("ret;")[len(HEADER) :], 8, "defined twice", vgpu.MalformedPTX),
-        (entry("ret;", ".entry k()\n.reqnctapercluster 2, 1, 1"), 4, "clusters of one CTA", vgpu.UnsupportedPTX),
+        (entry("ret;", ".entry k()\n.reqnctapercluster 2, 1, 1"), 4, "clusters of one CTA",
+        vgpu.UnsupportedPTX),
         (entry("ret;", ".entry k()\n.noreturn"), 4, "noreturn", vgpu.UnsupportedPTX),
         (HEADER + ".version 8.6\n", 4, "second .version", vgpu.MalformedPTX),
     ],
@@ -329,7 +353,10 @@ def test_unreadable_loc() -> None:
 
 
 def test_the_message_quotes_the_instruction() -> None:
-    with pytest.raises(vgpu.UnsupportedPTX, match=r"PTX line \d+: .*`tex\.2d\.v4\.f32\.f32 \{%r0, %r1, %r2, %r3\}, \[%rd0, \{%f0, %f1\}\]`"):
+    with pytest.raises(
+        vgpu.UnsupportedPTX,
+        match=r"PTX line \d+: .*`tex\.2d\.v4\.f32\.f32 \{%r0, %r1, %r2, %r3\}, \[%rd0, \{%f0, %f1\}\]`",
+    ):
         load_line("tex.2d.v4.f32.f32 {%r0, %r1, %r2, %r3}, [%rd0, {%f0, %f1}];")
 
 

@@ -4,8 +4,8 @@
 
     check("add.s32 %d, %a, %b;", "s32 s32 -> s32", [(2**31 - 1, 1, -(2**31))])
 
-`run` launches a body of PTX lines on a whole grid; every instruction line n of the body carries `.loc 1 n`, so that
-findings can be asked for the line they name.
+`run` launches a body of PTX lines on a whole grid; every instruction line n of the body carries `.loc 1 n`,
+so that findings can be asked for the line they name.
 """
 
 from __future__ import annotations
@@ -25,13 +25,29 @@ SCHEDULES: tuple[str | int, ...] = ("program", 0, 1, 2)
 SOURCE = "kernel.py"
 Array = npt.NDArray[Any]
 
-WIDTH = {"pred": 8, "f16": 16, "bf16": 16, "f32": 32, "tf32": 32, "f64": 64, "f16x2": 32, "bf16x2": 32, "f32x2": 64}
+WIDTH = {
+    "pred": 8,
+    "f16": 16,
+    "bf16": 16,
+    "f32": 32,
+    "tf32": 32,
+    "f64": 64,
+    "f16x2": 32,
+    "bf16x2": 32,
+    "f32x2": 64,
+}
 WIDTH |= {f"{kind}{bits}": bits for kind in "bsu" for bits in (8, 16, 32, 64)}
-NUMPY_FLOAT = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "tf32": np.float32, "f64": np.float64}
+NUMPY_FLOAT = {
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "f32": np.float32,
+    "tf32": np.float32,
+    "f64": np.float64,
+}
 
 
 def bits_of(value: int | float | bool, type_name: str) -> int:
-    """The bit pattern of a literal: a Python float is a value, an integer of a float type is already a pattern.
+    """The bit pattern of a literal: a Python float is a value, an integer of a float type already a pattern.
 
     Raises ValueError for a float that the type cannot hold exactly.
     """
@@ -97,7 +113,9 @@ def module(
 # -- one instruction, one thread per operand tuple --------------------------------------------------
 
 
-def instruction_module(ptx: str, sources: Sequence[str], results: Sequence[str], target: str, version: str) -> str:
+def instruction_module(
+    ptx: str, sources: Sequence[str], results: Sequence[str], target: str, version: str
+) -> str:
     """A kernel that loads %a, %b, %c, %e, executes `ptx`, and stores %d, %q."""
     names = [*zip("abce", sources, strict=False), *zip("dq", results, strict=False)]
     body = [
@@ -146,7 +164,11 @@ def address_of(name: str, type_name: str) -> list[str]:
 
 
 def evaluate(
-    ptx: str, signature: str, rows: Sequence[Sequence[int | float]], target: str = "sm_90a", version: str = "8.6"
+    ptx: str,
+    signature: str,
+    rows: Sequence[Sequence[int | float]],
+    target: str = "sm_90a",
+    version: str = "8.6",
 ) -> list[Array]:
     """Runs `ptx` once per row of operands; the results' bit patterns, one array per result.
 
@@ -172,7 +194,11 @@ def execute(text: str, grid: int, block: int, arrays: list[Array]) -> vgpu.Repor
 
 
 def check(
-    ptx: str, signature: str, rows: Sequence[Sequence[int | float]], target: str = "sm_90a", version: str = "8.6"
+    ptx: str,
+    signature: str,
+    rows: Sequence[Sequence[int | float]],
+    target: str = "sm_90a",
+    version: str = "8.6",
 ) -> None:
     """Each row: the operands, then the results that the manual asks for. Compares bits."""
     before, _, after = signature.partition("->")
@@ -239,7 +265,7 @@ def run(
     target: str = "sm_90a",
     **options: Any,
 ) -> tuple[Array, vgpu.Report]:
-    """Launches `body` with %out = address of `out` words (initially 0xFFFFFFFF), %in0.. = the inputs' addresses.
+    """Launches `body`: %out points at `out` words (initially 0xFFFFFFFF), %in0.. at the inputs.
 
     Declared for the body: %id (%tid.x), %lane, %cta, %slot = %out + 4 * global thread
     number, and %p, %h, %r, %rd, %f, %fd 0 to 31. Returns (words, report).

@@ -1,8 +1,8 @@
 """The two descriptors of ``tcgen05.mma``, field by field.
 
 Where a matrix lies in shared memory is a 64-bit *shared-memory descriptor*, what is multiplied a 32-bit
-*instruction descriptor*. Sources: PTX ISA, "tcgen05 Shared memory descriptor" and "tcgen05 Instruction descriptor"
-(.kind::f16). Bit ranges are [low, high), as in the tables below.
+*instruction descriptor*. Sources: PTX ISA, "tcgen05 Shared memory descriptor" and "tcgen05 Instruction
+descriptor" (.kind::f16). Bit ranges are [low, high), as in the tables below.
 
 Shared-memory descriptor
 
@@ -72,7 +72,8 @@ class Major(IntEnum):
 
 @dataclass(frozen=True)
 class Bits:
-    """Bits [low, high) of a descriptor; they hold value >> shift. choices: the codes that exist, if not all do."""
+    """Bits [low, high) of a descriptor; they hold value >> shift. choices: the codes that exist, if not all
+    do."""
 
     low: int
     high: int

@@ -1,9 +1,9 @@
 """The ring of K blocks in shared memory, its barriers, and the FP32 tile that overlays it at the end.
 
-One stage holds a W tile [64 rows, 64 columns] and then an x tile [n tokens, 64 columns], both BF16, K-major, with
-the 128-byte swizzle: a row of 64 BF16 is exactly one swizzled row of 128 bytes, so every tile is a whole number
-of 1024-byte atoms (n is a multiple of 8), and every stage starts at one. Block kb of ``k // 64`` uses slot
-``kb % stages`` in round ``kb // stages``. Units are bytes unless a name says otherwise.
+One stage holds a W tile [64 rows, 64 columns] and then an x tile [n tokens, 64 columns], both BF16, K-major,
+with the 128-byte swizzle: a row of 64 BF16 is exactly one swizzled row of 128 bytes, so every tile is a whole
+number of 1024-byte atoms (n is a multiple of 8), and every stage starts at one. Block kb of ``k // 64`` uses
+slot ``kb % stages`` in round ``kb // stages``. Units are bytes unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MMAS_PER_BLOCK = TILE_K // MMA_K
 MMA_STEP_BYTES = MMA_K * BF16_BYTES
 """How far a descriptor advances from one MMA of a block to the next, inside the swizzled row."""
 TOKEN_STEP = MMA_TOKENS
-"""n is the batch rounded up to this: N of an MMA with M = 64 is a multiple of 8 (PTX ISA, "tcgen05.mma", shapes)."""
+"""n is the batch rounded up to this: N of an MMA with M = 64 is a multiple of 8 (PTX ISA, "tcgen05.mma",
+shapes)."""
 MAX_N = 256
 W_TILE_BYTES = ROWS_PER_CTA * ROW_BYTES
 CHUNKS_PER_ROW = ROW_BYTES // CHUNK_BYTES
@@ -29,7 +30,8 @@ CHUNKS_PER_ROW = ROW_BYTES // CHUNK_BYTES
 LOADERS = 128
 """Threads that copy: warps 0 to 3."""
 ROWS_PER_PASS = LOADERS // CHUNKS_PER_ROW
-"""8 threads copy one row, so 128 threads copy 16 rows at a time; a multiple of 8, hence a pass starts at an atom."""
+"""8 threads copy one row, so 128 threads copy 16 rows at a time; a multiple of 8, hence a pass starts at an
+atom."""
 COPIES_PER_STAGE = 2
 """Each loader arrives once after its W copies and once after its x copies."""
 FULL_ARRIVALS = LOADERS * COPIES_PER_STAGE
@@ -38,8 +40,8 @@ COMMIT_ARRIVALS = 1
 BARRIER_BYTES = 8
 
 TILE_ROW_WORDS = ROWS_PER_CTA + 4
-"""Words per token of the FP32 epilogue tile, 64 padded to 68. Storing: 16 lanes write 16 consecutive words, 16
-different banks. Loading 16 bytes: chunk 17 * token + 2 * chunk, see ``publish_chunk``."""
+"""Words per token of the FP32 epilogue tile, 64 padded to 68. Storing: 16 lanes write 16 consecutive words,
+16 different banks. Loading 16 bytes: chunk 17 * token + 2 * chunk, see ``publish_chunk``."""
 TOKENS_PER_PASS = LOADERS // (ROWS_PER_CTA // CHUNK)
 """Each loader publishes one 8-row chunk per pass, 8 chunks make a token: 16 tokens per pass."""
 TOKENS_PER_WARP = WARP_LANES // (ROWS_PER_CTA // CHUNK)
@@ -71,7 +73,8 @@ def slot_of(block: int, stages: int) -> int:
 
 
 def full_parity(block: int, stages: int) -> int:
-    """Parity that the MMA warp waits for on full[slot]: that of the round. Phase 0 is the first to complete."""
+    """Parity that the MMA warp waits for on full[slot]: that of the round. Phase 0 is the first to
+    complete."""
     return block // stages % 2
 
 
@@ -149,10 +152,10 @@ def publish_passes(batch: int) -> int:
 def publish_chunk(tid: Whole) -> tuple[Whole, Whole]:
     """(token, chunk) of a loader in publish pass 0; pass i is 16 tokens further.
 
-    A warp sends whole lines: 4 tokens x 8 chunks = 4 x 128 bytes. Which lane takes which is chosen for the loads
-    from the tile: a 16-byte load runs in phases of 8 lanes, and these read chunk positions 17 * token + 2 * chunk
-    modulo 8, so two tokens times four neighbouring chunks cover all eight positions. Eight chunks of one token
-    would cover four positions twice.
+    A warp sends whole lines: 4 tokens x 8 chunks = 4 x 128 bytes. Which lane takes which is chosen for the
+    loads from the tile: a 16-byte load runs in phases of 8 lanes, and these read chunk positions 17 * token +
+    2 * chunk modulo 8, so two tokens times four neighbouring chunks cover all eight positions. Eight chunks
+    of one token would cover four positions twice.
     """
     warp, lane = tid // WARP_LANES, tid % WARP_LANES
     token = lane // 4 % 2 + lane // 16 * 2

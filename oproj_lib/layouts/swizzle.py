@@ -1,12 +1,14 @@
 """Swizzles of shared memory: which 16-byte chunk of a tile lies where.
 
-A K-major tile is stored in rows of 32, 64 or 128 bytes. Read down a column of chunks, eight rows would start at
-the same banks; a swizzle XORs the chunk's number with the row's, so that the same column of eight rows spreads
-over all banks, while a row stays one contiguous piece. The hardware applies it to *byte addresses* (PTX ISA,
-"Shared Memory Layout and Swizzling"): address bits 4.. are XORed with bits 7.., one, two or three of them.
+A K-major tile is stored in rows of 32, 64 or 128 bytes. Read down a column of chunks, eight rows would start
+at the same banks; a swizzle XORs the chunk's number with the row's, so that the same column of eight rows
+spreads over all banks, while a row stays one contiguous piece. The hardware applies it to *byte addresses*
+(PTX ISA, "Shared Memory Layout and Swizzling"): address bits 4.. are XORed with bits 7.., one, two or three
+of them.
 
-Addresses here are relative to a multiple of the swizzle's period, or absolute ones: both give the same answer.
-The functions work on ``int``, NumPy integers and traced integers; besides ``+ * // %`` they need ``^ & >>``.
+Addresses here are relative to a multiple of the swizzle's period, or absolute ones: both give the same
+answer. The functions work on ``int``, NumPy integers and traced integers; besides ``+ * // %`` they need ``^
+& >>``.
 """
 
 from __future__ import annotations

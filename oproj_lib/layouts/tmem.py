@@ -1,7 +1,8 @@
 """Tensor memory (TMEM) of sm_100: 128 lanes x 512 columns of 32-bit cells per SM.
 
-Source: PTX ISA, "Tensor Memory" (addressing, allocation, access restrictions) and "Data path layout organization"
-(which lane holds which row of D). Units: lanes and columns; a TMEM address is lane << 16 | column.
+Source: PTX ISA, "Tensor Memory" (addressing, allocation, access restrictions) and "Data path layout
+organization" (which lane holds which row of D). Units: lanes and columns; a TMEM address is lane << 16 |
+column.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from .elementwise import (
     types,
 )
 from .floats import (
+    canonical_nan,
     clamp_negative,
     directed_product,
     directed_quotient,
@@ -40,6 +41,7 @@ from .floats import (
     fmax,
     fmin,
     narrow,
+    sum_underflows,
 )
 from .registers import DTYPES
 
@@ -131,8 +133,22 @@ def saturated(function: Function, a: Any, b: Any) -> np.ndarray:
 def build_mul(form: Form) -> Execute:
     type_name = typed(form, _PRODUCT)
     if is_float(type_name):
-        return elementwise(form, type_name, rounded(form, type_name, np.multiply, directed_product), 2)
+        underflows = underflow_of_products(form, type_name)
+        function = rounded(form, type_name, np.multiply, directed_product)
+        return elementwise(form, type_name, function, 2, underflows)
     return integer_product(form, type_name, has_addend=False)
+
+
+def underflow_of_products(form: Form, type_name: str) -> Function:
+    """For `elementwise`: a * b, or a * b + c, is too small for a normal number."""
+    dtype = element_dtype(type_name)
+    nearest = not {"rz", "rm", "rp"} & set(form.mods)
+
+    def underflows(a: Any, b: Any, c: Any = 0.0) -> np.ndarray:
+        x, y, z = (np.asarray(v).astype(np.float64) for v in (a, b, c))
+        return sum_underflows(x * y, z, dtype, nearest=nearest)
+
+    return underflows
 
 
 @opcode("mad")
@@ -211,7 +227,8 @@ def fused(form: Form, type_name: str) -> Execute:
     def directed(a: Any, b: Any, c: Any, mode: str) -> Any:
         return directed_sum(a * b, c, mode)  # FP64 holds the product of two FP32 numbers exactly
 
-    return elementwise(form, type_name, rounded(form, type_name, nearest, directed), 3)
+    underflows = underflow_of_products(form, type_name)
+    return elementwise(form, type_name, rounded(form, type_name, nearest, directed), 3, underflows)
 
 
 # -- quotients -------------------------------------------------------------------------------------
@@ -224,8 +241,15 @@ def build_div(form: Form) -> Execute:
         return elementwise(form, type_name, integer_quotient, 2)
     if not set(form.mods) & {*ROUNDING, "approx", "full"}:
         raise form.malformed("div of floats needs a rounding qualifier, .approx or .full")
-    form.take("approx", "full")
+    if form.take("approx", "full") == "approx":
+        return elementwise(form, type_name, approximate_quotient, 2)
     return elementwise(form, type_name, rounded(form, type_name, np.divide, directed_quotient), 2)
+
+
+def approximate_quotient(x: Any, y: Any) -> Any:
+    """x * (1 / y): for 2^126 < |y| < 2^128 the reciprocal is lost, as if y were infinite (PTX ISA, "div")."""
+    large = np.abs(y) > np.float32(2.0**126)
+    return np.divide(x, np.where(large, np.copysign(np.float32(np.inf), y), y))
 
 
 @opcode("rem")
@@ -259,7 +283,7 @@ def build_sign(form: Form) -> Execute:
     negates = form.instruction.op == "neg"
     if not is_float(type_name):
         return elementwise(form, type_name, np.negative if negates else np.abs, 1)
-    # neg and abs of floats work on the sign bit alone, NaNs included.
+    # neg and abs of floats work on the sign bit; a NaN becomes the canonical one (seen on an H200).
     ftz = form.take("ftz") is not None
     element = element_dtype(type_name)
     bits = np.dtype(f"u{element.itemsize}")
@@ -271,7 +295,8 @@ def build_sign(form: Form) -> Execute:
         value = np.atleast_1d(np.ascontiguousarray(read(launch, lanes.sel)))
         raw = value.view(bits)
         raw = raw ^ sign if negates else raw & ~sign
-        result = flush_subnormals(raw.view(element)) if ftz else raw.view(element)
+        result = canonical_nan(raw.view(element))
+        result = flush_subnormals(result) if ftz else result
         write(launch, lanes.sel, result.view(DTYPES[type_name]))
 
     return execute

@@ -65,13 +65,42 @@ def build_call(form: Form) -> Execute:
 
 @opcode("membar", "fence")
 def build_fence(form: Form) -> Execute:
-    """The virtual GPU's memory is sequentially consistent within a launch, so thread fences order nothing further.
-    Proxy fences belong to instructions that are not modelled yet, and are refused."""
-    if proxy := form.take("proxy"):
-        raise form.unsupported(f"fence.{proxy}: the asynchronous proxy is not modelled")
+    """The virtual GPU's memory is sequentially consistent within a launch, so thread fences order nothing further."""
+    if form.take("proxy"):
+        return build_proxy_fence(form)
+    if form.take("mbarrier_init"):
+        form.take("release")
+        form.take("cluster")
+        form.finish(operands=0)
+        return lambda launch, lanes: None
     form.take("gl", "sc", *ORDER)
     form.take("gl", "sys", *SCOPE)
     form.finish(operands=0)
+    return lambda launch, lanes: None
+
+
+def build_proxy_fence(form: Form) -> Execute:
+    """fence.proxy.async: generic accesses before it become visible to the asynchronous proxy (see `order`)."""
+    if form.take("async") is None:
+        raise form.unsupported("only fence.proxy.async is modelled")
+    form.take("global", "shared::cta", "shared::cluster", "shared")
+    form.finish(operands=0)
+
+    def execute(launch: Launch, lanes: Lanes) -> None:
+        if launch.shadow is not None:
+            launch.shadow.order.fence_async_proxy(np.unique(lanes.threads() >> 5))
+
+    return execute
+
+
+@opcode("setmaxnreg")
+def build_setmaxnreg(form: Form) -> Execute:
+    """Register counts have no effect here: every thread has all its registers."""
+    form.take("inc", "dec")
+    form.take("sync")
+    form.take("aligned")
+    form.take("u32")
+    form.finish(operands=1)
     return lambda launch, lanes: None
 
 
@@ -122,11 +151,13 @@ def build_bar(form: Form) -> Execute:
     def execute(launch: Launch, lanes: Lanes) -> None:
         numbers = np.broadcast_to(number(launch, lanes.sel), (lanes.count,))
         counts = None if expected is None else np.broadcast_to(expected(launch, lanes.sel), (lanes.count,))
-        for value in np.unique(numbers):
-            same = np.flatnonzero(numbers == value)
+        keys = numbers.astype(np.int64) << 32 | (0 if counts is None else counts)
+        launch.barriers.check_agreement(launch.op, lanes.threads(), numbers, keys)
+        for key in np.unique(keys):
+            same = np.flatnonzero(keys == key)
             part = lanes if same.size == lanes.count else lanes.pick(same)
-            threads = None if counts is None else int(counts[same[0]])
-            launch.barriers.arrive(launch.op, int(value), part, threads, waits=action == "sync")
+            threads = None if counts is None else int(key & 0xFFFFFFFF)
+            launch.barriers.arrive(launch.op, int(key >> 32), part, threads, waits=action == "sync")
 
     return execute
 
@@ -209,6 +240,15 @@ class Barriers:
             launch.resume(op.index + 1, lanes.threads())
         self.release(number)
 
+    def check_agreement(self, op: Op, threads: np.ndarray, numbers: np.ndarray, keys: np.ndarray) -> None:
+        """Warps of one CTA that meet at one barrier in one instruction must expect the same number of threads."""
+        place = threads // self.launch.threads_per_cta * self.LIMIT + np.minimum(numbers, self.LIMIT - 1)
+        order = np.argsort(place, kind="stable")
+        differs = (np.diff(place[order]) == 0) & (np.diff(keys[order]) != 0)
+        if differs.any():
+            message = f"barrier {int(numbers[order][1:][differs][0])}: warps disagree about how many threads it expects"
+            self.launch.found("barrier count", message, op, threads[order][1:][differs])
+
     def release(self, number: int) -> None:
         """Lets go every CTA whose barrier is complete."""
         launch, barrier = self.launch, self.named[number]
@@ -221,9 +261,9 @@ class Barriers:
         if launch.shadow is not None:
             whole = barrier.members[ctas].all(axis=1)
             if whole.any():
-                launch.shadow.join_whole_ctas(ctas[whole])
+                launch.shadow.order.join_whole_ctas(ctas[whole])
             for cta in ctas[~whole]:
-                launch.shadow.join(int(cta), np.flatnonzero(barrier.members[cta]))
+                launch.shadow.order.join(int(cta), np.flatnonzero(barrier.members[cta]))
         barrier.arrived[ctas] = 0
         barrier.members[ctas] = False
         remaining = []

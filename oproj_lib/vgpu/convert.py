@@ -9,7 +9,7 @@ import numpy as np
 
 from .decode import Execute, Form, opcode
 from .elementwise import INTEGERS, ROUNDING
-from .floats import adjust, canonical_nan, clamp_negative, clamp_to_one, flush_subnormals, narrow
+from .floats import BF16, adjust, canonical_nan, clamp_negative, clamp_to_one, flush_subnormals, narrow
 from .registers import DTYPES
 
 Convert = Callable[[Any], Any]
@@ -38,11 +38,15 @@ def build_cvt(form: Form) -> Execute:
 
     def execute(launch: Any, lanes: Any) -> None:
         value = np.asarray(read(launch, lanes.sel))
-        if ftz and source_type == "f32" and result_type not in ("f16", "bf16"):  # an H200 does not flush there
+        if (
+            ftz and source_type == "f32" and result_type not in ("f16", "bf16")
+        ):  # an H200 does not flush there
             value = flush_subnormals(value)
         if saturate and not to_float and source_type not in FLOAT_RANK:
             value = limit(value, DTYPES[result_type])
         result = function(value)
+        if ftz and to_float:
+            result = canonical_nan(result)
         if saturate and to_float:
             result = clamp_to_one(result)
         if relu:
@@ -176,10 +180,19 @@ def exact_enough(value: np.ndarray) -> np.ndarray:
 
 
 def round_nearest(value: Any, result: np.dtype) -> Any:
-    """To nearest, ties to even, one rounding."""
+    """To nearest, ties to even, one rounding.
+
+    BF16 to FP32 and FP64 to FP32 keep a NaN's sign and leading payload, as an H200 does; other NaNs become
+    canonical.
+    """
     value = np.asarray(value)
     if value.dtype == result:
         return value
+    if value.dtype == BF16 and result == np.float32:
+        bits = np.ascontiguousarray(value).view(np.uint16).reshape(value.shape).astype(np.uint32)
+        return (bits << np.uint32(16)).view(np.float32)
+    if value.dtype == np.float64 and result == np.float32:
+        return value.astype(result)
     if value.dtype == np.float64 and result.itemsize == 2:
         return canonical_nan(narrow(value, result))
     with np.errstate(over="ignore"):
@@ -198,7 +211,7 @@ def round_directed(value: Any, result: np.dtype, mode: str) -> Any:
 def to_tf32(value: Any, rounding: str) -> Any:
     """FP32 with a 10-bit mantissa; `rna`: ties away from zero, `rn`: ties to even, `rz`: truncation.
 
-    `rna` of a NaN merely drops the low bits, which makes an infinity of a NaN with nothing else (seen on an H200).
+    `rna` of a NaN merely drops the low bits, which leaves infinity if nothing else was set (seen on an H200).
     """
     value = value if rounding == "rna" else canonical_nan(value)
     bits = np.ascontiguousarray(value).view(np.uint32).reshape(value.shape)

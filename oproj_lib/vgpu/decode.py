@@ -47,6 +47,7 @@ SPECIAL_REGISTERS = {
 
 RELAXED_TYPES = ("ld", "ldu", "st", "cvt", "atom", "red")
 
+Access = tuple[int, list[str], list[str]]  # instruction, registers read, registers written
 BUILDERS: dict[str, Callable[[Form], Execute]] = {}
 
 
@@ -116,6 +117,10 @@ class Form:
     writes: list[str] = field(default_factory=list)
     address_registers: list[str] = field(default_factory=list)
     member_mask: Reader | None = None
+    is_tensor_load: bool = False  # its registers arrive at the next wait
+    waits_for_loads: bool = False
+    is_async_mma: bool = False
+    waits_for_mmas: bool = False
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -341,6 +346,8 @@ class Decoder:
 
     def build(self, instruction: Instruction) -> tuple[Form, Execute]:
         form = Form(instruction, self, list(instruction.mods))
+        if instruction.guard is not None:
+            self.row(instruction.guard, form)
         builder = BUILDERS.get(instruction.op)
         if builder is None:
             raise form.unsupported(f"instruction {instruction.op} is not modelled")
@@ -355,7 +362,7 @@ class Decoder:
         instructions = [*self.entry.instructions, Instruction("exit", (), None, False, last, "exit", None)]
         first_pass = [self.build(instruction)[0] for instruction in instructions]
         back_edges, joins = [], set()
-        accesses = []
+        accesses: list[Access] = []
         for index, form in enumerate(first_pass):
             reads = form.reads + ([form.instruction.guard] if form.instruction.guard else [])
             if (
@@ -367,12 +374,32 @@ class Decoder:
                 joins.add(target)
                 if target <= index:
                     back_edges.append((index, target))
+        accesses = self._keep_until_waited(first_pass, accesses)
         classes = {
             name: register_class(kind) for name, kind in self.entry.registers.items() if TYPE_BYTES[kind] < 16
         }
         self.rows, counts = allocate_rows(live_intervals(accesses, back_edges), classes)
         ops = [self._op(index, *self.build(instruction)) for index, instruction in enumerate(instructions)]
         return self._code(ops, counts, joins)
+
+    @staticmethod
+    def _keep_until_waited(forms: list[Form], accesses: list[Access]) -> list[Access]:
+        """Registers that an asynchronous instruction delivers later stay reserved until the wait that delivers
+        them."""
+        owed: dict[bool, set[str]] = {True: set(), False: set()}
+        kept = []
+        for form, (index, reads, writes) in zip(forms, accesses, strict=True):
+            if form.is_tensor_load or form.is_async_mma:
+                owed[form.is_tensor_load] |= set(writes)
+            for is_load, waits in ((True, form.waits_for_loads), (False, form.waits_for_mmas)):
+                if waits:
+                    reads = [*reads, *owed[is_load]]
+                    owed[is_load] = set()
+            kept.append((index, reads, writes))
+        if owed[True] or owed[False]:
+            index, reads, writes = kept[-1]
+            kept[-1] = (index, [*reads, *owed[True], *owed[False]], writes)
+        return kept
 
     def _op(self, index: int, form: Form, execute: Execute) -> Op:
         instruction = form.instruction

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from .decode import Execute, Form
-from .floats import canonical_nan, clamp_to_one, flush_subnormals
+from .floats import SMALLEST_NORMAL, canonical_nan, clamp_to_one, flush_subnormals
 from .registers import DTYPES
 
 Function = Callable[..., Any]
@@ -69,8 +69,14 @@ def unpack(value: Any, type_name: str) -> Any:
     return np.atleast_1d(np.asarray(value)).reshape(-1, 1).view(PACKED[type_name])
 
 
-def elementwise(form: Form, type_name: str, function: Function, sources: int) -> Execute:
-    """destination = function(sources), all of one type; handles packed types, .ftz, .sat, NaNs."""
+def elementwise(
+    form: Form, type_name: str, function: Function, sources: int, underflows: Function | None = None
+) -> Execute:
+    """destination = function(sources), all of one type; handles packed types, .ftz, .sat, NaNs.
+
+    `underflows(*sources)`: where the result is the smallest normal number, whether `.ftz` flushes it all the
+    same, because only the coarser steps of subnormal numbers lifted it there (seen on an H200).
+    """
     ftz = form.take("ftz") is not None
     saturate = is_float(type_name) and form.take("sat") is not None
     form.finish(operands=1 + sources)
@@ -94,6 +100,10 @@ def elementwise(form: Form, type_name: str, function: Function, sources: int) ->
         result = canonical_nan(result)
         if ftz:
             result = flush_subnormals(result)
+            lifted = np.abs(result) == SMALLEST_NORMAL[result.dtype]
+            if underflows is not None and lifted.any():
+                zero = np.copysign(result.dtype.type(0), result)
+                result = np.where(lifted & underflows(*values), zero, result)
         if packed:
             result = np.ascontiguousarray(result).view(DTYPES[type_name]).reshape(-1)
             result = result if result.size > 1 else result[0]

@@ -140,6 +140,20 @@ def directed_root(x: Any, mode: str) -> np.ndarray:
     return adjust(nearest, remainder > 0, remainder < 0, mode)
 
 
+def sum_underflows(product: Any, addend: Any, dtype: np.dtype, *, nearest: bool) -> np.ndarray:
+    """Whether product + addend, two FP64 numbers summed exactly, stays below `dtype`'s smallest normal number
+    when rounded to its digits with an unbounded exponent (IEEE 754, "underflow": tininess after rounding).
+
+    Asked only where the result is the smallest normal number: to nearest, or rounded away from zero.
+    """
+    total, error = two_sum(product, addend)
+    size, rest = np.abs(total), np.where(np.signbit(total), -error, error)
+    step = float(np.finfo(dtype).eps) / 2  # below a power of two, numbers lie this close
+    limit = float(SMALLEST_NORMAL[dtype]) * (1.0 - (step / 2 if nearest else step))
+    at_limit = rest < 0 if nearest else rest <= 0  # a tie goes up, to even
+    return (size < limit) | ((size == limit) & at_limit)
+
+
 # -- NaNs, subnormals, zeros -----------------------------------------------------------------------
 
 

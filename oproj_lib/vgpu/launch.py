@@ -13,14 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from .access import AsyncCopies
+from .asynchrony import AsyncWork
 from .control import Barriers
+from .copies import AsyncCopies
 from .decode import Code, Op
+from .mbarrier import Mbarriers
 from .memory import LOCAL_BASE, SHARED_BASE, WINDOW_SPAN, AddressSpace, Buffer, LaunchMemory
 from .ptx import SourceLine
 from .registers import RegisterFile
 from .report import Counters, Finding, Report
 from .shadow import Shadow
+from .tensor import LoadInFlight, TensorMemory, deliver
 
 STEP_BUDGET = 50_000_000
 POLL_PATIENCE = 64  # how often a group may jump back before the others get a turn
@@ -93,6 +96,10 @@ class Launch:
         self.copies = AsyncCopies(self)
         self.barriers = Barriers(self)
         self.shadow = Shadow(self) if checks else None
+        self.mbarriers = Mbarriers(self)
+        self.asynchronous = AsyncWork(self)
+        self.loads_in_flight: list[LoadInFlight] = []
+        self._tmem: TensorMemory | None = None
         self.groups: dict[int, np.ndarray] = {}
         self.gathering: dict[int, np.ndarray] = {}  # lanes waiting for the rest of their warp
         self.patience: dict[int, int] = {}
@@ -100,6 +107,29 @@ class Launch:
         self.steps = 0
         self._special: dict[str, Any] = {}
         self._live_warps: np.ndarray | None = None
+
+    @property
+    def tmem(self) -> TensorMemory:
+        """Tensor memory, made when a kernel first asks for it (256 KiB per CTA)."""
+        if self._tmem is None:
+            self._tmem = TensorMemory(self)
+        return self._tmem
+
+    def deliver_loads(self, lanes: Lanes) -> None:
+        """tcgen05.wait::ld: these threads' loads reach their registers."""
+        waiting = np.zeros(self.threads, bool)
+        waiting[lanes.sel] = True
+        remaining = []
+        for load in self.loads_in_flight:
+            ready = waiting[load.threads]
+            if ready.any():
+                deliver(self, load, ready)
+            if not ready.all():
+                rest = ~ready
+                origin = None if load.origin is None else load.origin.reshape(load.threads.size, -1)[rest]
+                values = load.values.reshape(load.threads.size, -1)[rest]
+                remaining.append(LoadInFlight(load.op, load.threads[rest], load.rows, values, origin))
+        self.loads_in_flight = remaining
 
     # -- what instructions ask for ------------------------------------------------------------------------------
 
@@ -209,7 +239,9 @@ class Launch:
         start = time.perf_counter()
         with np.errstate(all="ignore"):
             self.resume(0, np.flatnonzero(self.alive))
-            while self.groups:
+            while self.groups or self.asynchronous.advance():
+                if not self.groups:
+                    continue
                 pc = self._choose()
                 ids = self.groups.pop(pc)
                 if self.rng is not None:
@@ -256,6 +288,8 @@ class Launch:
         assert self.rng is not None
         if self.rng.random() < 0.2:
             self.copies.complete_random(self.rng)
+        if self.rng.random() < 0.1:
+            self.asynchronous.advance()
         if len(self.groups) >= MAX_RANDOM_GROUPS or self.rng.random() < 0.3:
             return ids
         warps, where = np.unique(ids >> 5, return_inverse=True)
@@ -359,15 +393,17 @@ class Launch:
             self._count(gathered)
             active = self._guarded(op, gathered)
             if active is None:
-                return self._only(op.index + 1, gathered)
+                return op.index + 1
             if active.count != gathered.count:
                 self.resume(op.index + 1, np.setdiff1d(gathered.threads(), active.threads()))
             op.execute(self, active)
             return None
         self._count(lanes)
+        if op.control == "wait":
+            return self._wait(op, lanes)
         taken = self._guarded(op, lanes)
         if taken is None:
-            return self._only(op.index + 1, lanes)
+            return op.index + 1
         if taken.count != lanes.count:
             self.resume(op.index + 1, np.setdiff1d(lanes.threads(), taken.threads(), assume_unique=True))
         if op.control == "branch":
@@ -381,9 +417,21 @@ class Launch:
             self._exit(taken)
         return None
 
-    def _only(self, pc: int, lanes: Lanes) -> int:
-        del lanes
-        return pc
+    def _wait(self, op: Op, lanes: Lanes) -> int | None:
+        """A wait parks some lanes; the others go on."""
+        active = self._guarded(op, lanes)
+        if active is None:
+            return op.index + 1
+        going = op.execute(self, active)
+        if self.shadow is not None:
+            for row in op.writes:
+                self.shadow.set(row, active, None)
+        if active.count == lanes.count and going.all():
+            return op.index + 1
+        if active.count != lanes.count:
+            self.resume(op.index + 1, np.setdiff1d(lanes.threads(), active.threads(), assume_unique=True))
+        self.resume(op.index + 1, active.threads()[going])
+        return None
 
     def _jump(self, op: Op, target: int, ids: np.ndarray) -> None:
         if target <= op.index:
@@ -418,6 +466,9 @@ class Launch:
     # -- how it ends --------------------------------------------------------------------------------------------
 
     def _report_stuck(self) -> None:
+        if self._tmem is not None and not self.live:
+            self._tmem.report_leaks()
+        self.mbarriers.report_deadlock()
         for pc, ids in self.gathering.items():
             op = self.code.ops[pc]
             self.found(

@@ -1,7 +1,7 @@
 """PTX text -> instructions, with the source line each one came from.
 
 This module knows the *grammar* of PTX (PTX ISA, "Syntax" and "Instruction Operands"): statements, operands,
-directives. It does not know what any instruction means; `decode` resolves operands and `alu`, `access`, `warp`
+directives. It does not know what any instruction means: `decode` resolves operands; `alu`, `access`, `warp`
 and others give the semantics.
 """
 
@@ -31,7 +31,7 @@ class MalformedPTX(ValueError):
 
 @dataclass(frozen=True)
 class SourceLine:
-    """A place in the kernel's source, from a `.loc` directive; `inlined_at` is the call that brought it here."""
+    """A place in the kernel's source, from `.loc`; `inlined_at` is the call that brought it here."""
 
     file: str
     line: int

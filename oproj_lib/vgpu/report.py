@@ -57,6 +57,7 @@ class Counters:
     thread_instructions: int = 0
     warp_instructions: int = 0
     matrix_instructions: int = 0  # warp-wide mma.sync executed
+    tensor_instructions: int = 0  # tcgen05.mma and wgmma executed
     barriers: int = 0  # barrier phases completed
     global_load_bytes: int = 0
     global_store_bytes: int = 0
@@ -67,6 +68,7 @@ class Counters:
     bank_conflicts: int = 0  # wavefronts beyond the ideal
     async_copy_bytes: int = 0
     multicast_store_bytes: int = 0
+    prefetch_bytes: int = 0
     by_line: dict[int, InstructionCount] = field(default_factory=dict)
     thread_instructions_by_line: dict[int, int] = field(default_factory=dict)
 

@@ -16,6 +16,7 @@ import numba
 import numpy as np
 
 from .memory import Region
+from .order import HappensBefore
 from .registers import Row
 
 if TYPE_CHECKING:
@@ -123,6 +124,29 @@ def mark_writes(  # type: ignore[no-untyped-def]
     return bad, bad_word, other, other_pc, count
 
 
+@numba.njit(cache=True)
+def mark_async_reads(  # type: ignore[no-untyped-def]
+    words, warps, pc, known, fenced, writer, write_clock, write_pc, read_clock, read_pc
+):
+    """Reads through the asynchronous proxy: after the last write, with a proxy fence between. As `mark_reads`,
+    and whether the first offence is a missing fence rather than a missing order."""
+    bad, bad_word, other, other_pc, count, unfenced = -1, -1, -1, -1, 0, False
+    per_cta = known.shape[1]
+    for i in range(words.size):
+        word, warp = words[i], warps[i]
+        w = warp % per_cta
+        last = writer[word]
+        if last >= 0:
+            unordered = last != w and known[warp, last] < write_clock[word]
+            if unordered or fenced[warp, last] < write_clock[word]:
+                count += 1
+                if bad < 0:
+                    bad, bad_word, other, other_pc, unfenced = i, word, last, write_pc[word], not unordered
+        read_clock[word, w] = known[warp, w]
+        read_pc[word] = pc
+    return bad, bad_word, other, other_pc, count, unfenced
+
+
 class Shadow:
     """The shadow state of one launch."""
 
@@ -139,10 +163,7 @@ class Shadow:
         if code.local_bytes:
             memory.local.undefined = np.full(memory.local.bytes.size, NEVER_WRITTEN, np.uint16)
         warps = launch.warps_per_cta
-        # vector[v, w]: how much of warp w's history (both of one CTA) warp v is known to come after.
-        self.vector = np.zeros((launch.ctas * warps, warps), np.uint16)
-        self.own = np.arange(launch.ctas * warps) % warps
-        self._tick(np.arange(launch.ctas * warps))
+        self.order = HappensBefore(launch.ctas, warps)
         self.writer = np.full(words, -1, np.int8)
         self.write_clock = np.zeros(words, np.uint16)
         self.write_pc = np.full(words, -1, np.int32)
@@ -151,26 +172,10 @@ class Shadow:
         self.atomic_clock = np.zeros((words, warps if code.shared_atomics else 0), np.uint16)
         self.stamps = np.zeros(words, np.int64)  # when a word was last written, and whether its value lasted
         self.agreed = np.zeros(words, bool)
+        self.async_readers: np.ndarray | None = None  # tensor-core operations in flight that read a word
+        self.async_pc = 0
 
-    # -- happens-before -----------------------------------------------------------------------------------------
-
-    def _tick(self, warps: np.ndarray) -> None:
-        """What these warps do from now on is a new part of their history."""
-        self.vector[warps, self.own[warps]] += 1
-
-    def join(self, cta: int, warps: np.ndarray) -> None:
-        """The warps (numbers within the CTA) meet: each knows what all of them have done."""
-        rows = cta * self.launch.warps_per_cta + warps
-        self.vector[rows] = self.vector[rows].max(axis=0)
-        self._tick(rows)
-
-    def join_whole_ctas(self, ctas: np.ndarray) -> None:
-        """`join` of all warps of many CTAs at once."""
-        w = self.launch.warps_per_cta
-        rows = (ctas[:, None] * w + np.arange(w)).reshape(-1)
-        known = self.vector[rows].reshape(len(ctas), w, w).max(axis=1)
-        self.vector[rows] = np.repeat(known, w, axis=0)
-        self._tick(rows)
+    # -- races --------------------------------------------------------------------------------------------------
 
     def shared_access(
         self,
@@ -187,9 +192,10 @@ class Shadow:
         write leaves the bytes that were there before, and the bytes that are there after the whole instruction."""
         words, repeated = self._granules(threads, offsets, size)
         state = (
-            self.vector, self.writer, self.write_clock, self.write_pc, self.read_clock, self.read_pc, self.atomic_clock,
+            self.order.known, self.writer, self.write_clock, self.write_pc, self.read_clock, self.read_pc, self.atomic_clock,
         )  # fmt: skip
         if write:
+            self.check_async_readers(op, repeated, words)
             never = np.zeros(words.size, bool)
             per = words.size // threads.size
             old, new = (never, never) if same is None else (np.repeat(same[0], per), np.repeat(same[1], per))
@@ -201,9 +207,7 @@ class Shadow:
             bad, word, other, other_pc, count = mark_reads(words, repeated >> 5, op.index, *state)
         if bad < 0:
             return
-        first = self.launch.code.ops[other_pc]
-        source = first.instruction.source
-        place = source.chain() if source else f"PTX line {first.instruction.line}"
+        place = self.place(other_pc)
         offset = word * self.granule % self.launch.memory.shared_stride
         self.launch.found(
             "race",
@@ -232,6 +236,74 @@ class Shadow:
             if reason == IN_FLIGHT:
                 self.in_flight.append(self.origin_ids[key])
         return self.origin_ids[key]
+
+    # -- the asynchronous proxy ---------------------------------------------------------------------------------
+
+    def start_async_reads(self, op: Op, threads: np.ndarray, tiles: list[np.ndarray]) -> np.ndarray:
+        """A tensor-core operation begins to read tiles (byte offsets within a CTA) of shared memory. Returns the
+        flat words."""
+        launch = self.launch
+        inside = np.unique(np.concatenate([tile.reshape(-1) for tile in tiles]) // self.granule)
+        bases = threads // launch.threads_per_cta * (launch.memory.shared_stride // self.granule)
+        words = (bases[:, None] + inside).reshape(-1)
+        repeated = np.repeat(threads, inside.size)
+        bad, word, other, other_pc, count, unfenced = mark_async_reads(
+            words, repeated >> 5, op.index, self.order.known, self.order.fenced, self.writer, self.write_clock,
+            self.write_pc, self.read_clock, self.read_pc,
+        )  # fmt: skip
+        if bad >= 0:
+            self._report_async(op, repeated[bad : bad + 1], word, other, other_pc, count, unfenced)
+        if self.async_readers is None:
+            self.async_readers = np.zeros(self.writer.size, np.int16)
+        self.async_readers[words] += 1
+        self.async_pc = op.index
+        return words
+
+    def _report_async(
+        self, op: Op, thread: np.ndarray, word: int, other: int, other_pc: int, count: int, unfenced: bool
+    ) -> None:
+        offset = word * self.granule % self.launch.memory.shared_stride
+        what = f"{op.instruction.op} reads shared memory byte {offset}, written by warp {other} at {self.place(other_pc)}, "
+        if unfenced:
+            what += "without fence.proxy.async in between: the asynchronous proxy may see old data"
+            self.launch.found("missing proxy fence", what, op, thread, count=count)
+        else:
+            self.launch.found("race", what + "which nothing orders before it", op, thread, count=count)
+
+    def place(self, pc: int) -> str:
+        """The source of an instruction, for messages."""
+        instruction = self.launch.code.ops[pc].instruction
+        return instruction.source.chain() if instruction.source else f"PTX line {instruction.line}"
+
+    def finish_async_reads(self, words: np.ndarray) -> None:
+        assert self.async_readers is not None
+        self.async_readers[words] -= 1
+
+    def check_async_readers(self, op: Op, threads: np.ndarray, words: np.ndarray) -> None:
+        """A write to shared memory that a tensor-core operation in flight may still read."""
+        if self.async_readers is None:
+            return
+        busy = self.async_readers[words] > 0
+        if busy.any():
+            offset = int(words[busy][0]) * self.granule % self.launch.memory.shared_stride
+            reader = self.launch.code.ops[self.async_pc].instruction.op
+            message = (
+                f"write to shared memory byte {offset} while {reader} at {self.place(self.async_pc)} is in flight and may "
+                "still read it"
+            )
+            self.launch.found("race", message, op, threads[busy])
+
+    def check_tensor_overwrite(self, op: Op, threads: np.ndarray, ctas: np.ndarray, column: int, n: int) -> None:
+        """An MMA that overwrites columns which another warp's tcgen05.ld is not ordered before."""
+        clocks = self.launch.tmem.read_clock[ctas, column : column + n]
+        late = clocks > self.order.known[threads >> 5][:, None, :]
+        late[np.arange(ctas.size), :, self.order.own[threads >> 5]] = False
+        if late.any():
+            i, _, warp = np.argwhere(late)[0]
+            message = f"tcgen05.mma overwrites tensor memory that warp {warp}'s tcgen05.ld may still read"
+            self.launch.found("race", message, op, threads[i : i + 1])
+
+    # -- undefined data -----------------------------------------------------------------------------------------
 
     def check_in_flight(self, op: Op, threads: np.ndarray, offsets: np.ndarray, size: int) -> None:
         """A store to shared memory that an asynchronous copy may still overwrite."""

@@ -106,6 +106,11 @@ def needs_sync(form: Form) -> None:
         raise form.unsupported(f"{form.instruction.op} without .sync ended with sm_70")
 
 
+def takes_whole_warps(form: Form) -> None:
+    """All lanes of the warp must execute the instruction together."""
+    form.control = "warp"
+
+
 @opcode("shfl")
 def build_shfl(form: Form) -> Execute:
     form.take_type("b32")
@@ -294,7 +299,7 @@ def build_elect(form: Form) -> Execute:
 
 @opcode("mma")
 def build_mma(form: Form) -> Execute:
-    """mma.sync.aligned.m16n8kK.row.col.D.A.B.C; `tensorcore.mma_sync` takes the fragments' rows as they are."""
+    """mma.sync.aligned.m16n8kK.row.col.D.A.B.C; `tensorcore` takes the fragments' rows as they are."""
     if form.take("sp", "sp::ordered_metadata"):
         raise form.unsupported("sparse mma is not modelled")
     c_type, b_type, a_type, d_type = (form.take_type() for _ in range(4))

@@ -1,0 +1,197 @@
+"""One function per PTX instruction that the UMMA kernel adds: mbarrier, proxy fences, tcgen05.
+
+As in ``primitives``: each carries the caller's source line, values are 32-bit words and addresses, and
+everything that touches memory or orders it is volatile with a memory clobber, so it stays in program order.
+``barrier`` arguments are Int32 shared-memory addresses, ``offset`` compile-time bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass import Boolean, Int32, Int64, Uint32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import dsl_user_op
+
+from oproj_lib.kernels.primitives import _asm
+
+
+@dsl_user_op
+def elect_one(*, loc: Any = None, ip: Any = None) -> Boolean:
+    """True in one lane of a converged warp, the same lane every time (``elect.sync``)."""
+    elected = llvm.inline_asm(  # not _asm: the only instruction that returns a predicate
+        Boolean.mlir_type,
+        [],
+        "elect.sync _|$0, 0xffffffff;",
+        "=b,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+    return Boolean(elected)
+
+
+# mbarrier
+
+
+@dsl_user_op
+def barrier_init(barrier: Int32, offset: int, arrivals: int, *, loc: Any = None, ip: Any = None) -> None:
+    """A barrier whose phases complete after ``arrivals`` arrivals. One thread."""
+    _asm(f"mbarrier.init.shared::cta.b64 [$0+{offset}], {arrivals};", [], [("r", barrier)], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def barrier_init_fence(*, loc: Any = None, ip: Any = None) -> None:
+    """Makes this thread's ``mbarrier.init`` visible at cluster scope: ``tcgen05.commit`` arrives through
+    .shared::cluster."""
+    _asm("fence.mbarrier_init.release.cluster;", [], [], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def barrier_wait(barrier: Int32, offset: int, parity: int, *, loc: Any = None, ip: Any = None) -> None:
+    """Wait until the phase of this parity (0 or 1) has completed; acquires what the arrivals released (CTA
+    scope)."""
+    # On one line: LLVM counts source lines on with every line of an inline text, and findings would name the
+    # wrong one. ${:uid} makes the label unique.
+    label = "WAIT_${:uid}"
+    attempt = f"mbarrier.try_wait.parity.shared::cta.b64 p, [$0+{offset}], {parity};"
+    text = f"{{ .reg .pred p; {label}: {attempt} @!p bra {label}; }}"
+    _asm(text, [], [("r", barrier)], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def barrier_arrive_after_copies(barrier: Int32, offset: int, *, loc: Any = None, ip: Any = None) -> None:
+    """One arrival on the barrier when every ``cp.async`` that this thread has issued so far has landed.
+
+    noinc: the arrival is one of those that ``barrier_init`` counted. Without it the pending count would first
+    go up by one, and the barrier would expect nobody.
+    """
+    text = f"cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0+{offset}];"
+    _asm(text, [], [("r", barrier)], loc=loc, ip=ip)
+
+
+# Fences
+
+
+@dsl_user_op
+def proxy_fence(*, loc: Any = None, ip: Any = None) -> None:
+    """Orders shared-memory accesses of the generic proxy (ld, st, cp.async) and of the async proxy (the
+    operand reads of tcgen05.mma), in both directions, for the executing thread and what it has synchronised
+    with."""
+    _asm("fence.proxy.async.shared::cta;", [], [], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def tcgen05_fence_before(*, loc: Any = None, ip: Any = None) -> None:
+    """This thread's tcgen05 operations so far come before the thread synchronisation that follows."""
+    _asm("tcgen05.fence::before_thread_sync;", [], [], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def tcgen05_fence_after(*, loc: Any = None, ip: Any = None) -> None:
+    """This thread's tcgen05 operations from here on come after the thread synchronisation before it."""
+    _asm("tcgen05.fence::after_thread_sync;", [], [], loc=loc, ip=ip)
+
+
+# Tensor memory. alloc, dealloc, relinquish and ld are for a whole converged warp (.sync.aligned).
+
+
+@dsl_user_op
+def tmem_allocate(address_slot: Int32, columns: int, *, loc: Any = None, ip: Any = None) -> None:
+    """Reserve ``columns`` columns, waiting until they are free; their address goes to shared memory."""
+    text = f"tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [$0], {columns};"
+    _asm(text, [], [("r", address_slot)], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def tmem_relinquish_permit(*, loc: Any = None, ip: Any = None) -> None:
+    """This CTA allocates no more: others on the SM, the dependent kernel's for one, may."""
+    _asm("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;", [], [], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def tmem_free(address: Uint32, columns: int, *, loc: Any = None, ip: Any = None) -> None:
+    """Free an allocation. Not doing so leaves the SM without these columns for everybody who follows."""
+    text = f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 $0, {columns};"
+    _asm(text, [], [("r", address)], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def tmem_load(address: Uint32, columns: int, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+    """``columns`` consecutive columns of the warp's 32 lanes: lane i gets those of TMEM lane first + i.
+
+    The registers hold nothing before ``tmem_load_wait``.
+    """
+    registers = ", ".join(f"${i}" for i in range(columns))
+    text = f"tcgen05.ld.sync.aligned.32x32b.x{columns}.b32 {{{registers}}}, [${columns}];"
+    return _asm(text, [Uint32] * columns, [("r", address)], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def tmem_load_wait(*, loc: Any = None, ip: Any = None) -> None:
+    """Wait for this thread's ``tmem_load``."""
+    _asm("tcgen05.wait::ld.sync.aligned;", [], [], loc=loc, ip=ip)
+
+
+# MMA, by one thread
+
+
+@dsl_user_op
+def umma_f16(
+    accumulator: Uint32,
+    a: Int64,
+    b: Int64,
+    instruction: int,
+    accumulate: bool,
+    *,
+    loc: Any = None,
+    ip: Any = None,
+) -> None:
+    """Start D = A @ B, or D += A @ B with ``accumulate``: D in tensor memory, A and B in shared memory.
+
+    a, b: shared-memory descriptors; instruction: an instruction descriptor, kind::f16. Asynchronous: done
+    when a later commit has arrived. MMAs of one thread with one accumulator run in order.
+    """
+    text = f"tcgen05.mma.cta_group::1.kind::f16 [$0], $1, $2, {instruction:#x}, $3;"
+    _asm(text, [], [("r", accumulator), ("l", a), ("l", b), ("b", Boolean(accumulate))], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def umma_commit(barrier: Int32, offset: int, *, loc: Any = None, ip: Any = None) -> None:
+    """One arrival on the barrier when all earlier tcgen05.mma of this thread are done; it implies
+    ``tcgen05_fence_before``."""
+    text = f"tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [$0+{offset}];"
+    _asm(text, [], [("r", barrier)], loc=loc, ip=ip)
+
+
+# Memory
+
+
+@dsl_user_op
+def prefetch_to_l2(
+    address: Int64, offset: int, size: int, valid: Boolean | None = None, *, loc: Any = None, ip: Any = None
+) -> None:
+    """Bring ``size`` bytes (a multiple of 16) of global memory to L2; a hint, nobody waits for it."""
+    text = f"cp.async.bulk.prefetch.L2.global [$0+{offset}], {size};"
+    inputs: list[tuple[str, Any]] = [("l", address)]
+    if valid is not None:
+        text = f"@$1 {text}"
+        inputs.append(("b", valid))
+    _asm(text, [], inputs, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def load_shared_word(address: Int32, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """One 32-bit word of shared memory."""
+    return _asm("ld.shared.b32 $0, [$1];", [Uint32], [("r", address)], loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def store_shared_word(
+    address: Int32, offset: int, word: Uint32, valid: Boolean, *, loc: Any = None, ip: Any = None
+) -> None:
+    """One 32-bit word to shared memory; nothing happens where ``valid`` is false."""
+    inputs = [("r", address), ("r", word), ("b", valid)]
+    _asm(f"@$2 st.shared.b32 [$0+{offset}], $1;", [], inputs, loc=loc, ip=ip)

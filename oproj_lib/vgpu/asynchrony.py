@@ -1,0 +1,71 @@
+"""Work that runs beside the threads: cp.async arrivals on mbarriers, tensor-core operations, their commits.
+
+Everything completes as late as the rules allow: only when no thread can run any more. A seeded schedule may complete it earlier.
+Tensor-core operations complete in the order in which they were issued.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from .decode import Op
+
+if TYPE_CHECKING:
+    from .launch import Launch
+
+
+class Work(Protocol):
+    """Something in flight. `in_order`: completes after everything in order that was issued before."""
+
+    op: Op
+    in_order: bool
+
+    def complete(self, launch: Launch) -> None: ...
+
+
+class AsyncWork:
+    """The queue of everything in flight, oldest first."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.items: list[Work] = []
+
+    def add(self, item: Work) -> None:
+        self.items.append(item)
+
+    def advance(self) -> bool:
+        """Completes one item: the oldest, or a random one with a seed. False if nothing is in flight."""
+        if not self.items:
+            return False
+        index = 0
+        if self.launch.rng is not None:
+            first_in_order = next((i for i, item in enumerate(self.items) if item.in_order), -1)
+            free = [i for i, item in enumerate(self.items) if not item.in_order or i == first_in_order]
+            index = free[int(self.launch.rng.integers(len(free)))]
+        item = self.items.pop(index)
+        self.launch.op = item.op
+        item.complete(self.launch)
+        return True
+
+    def waits_for(self, threads: np.ndarray) -> bool:
+        """Whether anything in flight was issued by one of these threads."""
+        return any(np.isin(getattr(item, "threads", np.zeros(0)), threads).any() for item in self.items)
+
+
+@dataclass
+class CopyArrival:
+    """cp.async.mbarrier.arrive: an arrival once all earlier cp.async of the thread have completed."""
+
+    op: Op
+    threads: np.ndarray
+    offsets: np.ndarray
+    issued_before: int  # copies with a smaller number belong to it
+    in_order: bool = False
+
+    def complete(self, launch: Launch) -> None:
+        launch.copies.complete_issued_before(self.threads, self.issued_before)
+        for offset in np.unique(self.offsets):
+            launch.mbarriers.arrive(self.op, int(offset), self.threads[self.offsets == offset], 1)

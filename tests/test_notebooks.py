@@ -1,0 +1,181 @@
+"""Every notebook, by papermill, over targets, ranks and batches; and each own parameter does something."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from oproj_lib.notebook_lint import lint_notebook
+from oproj_lib.notebooks import NotebookFailed, NotebookRun, declared_parameters, run_notebook
+
+NOTEBOOKS = {
+    path.stem[:2]: path for path in sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+}
+COMMON = {"device": "auto", "target": "sm_90a", "ranks": 8, "batch": 8}
+
+# Both targets, both K, and every batch size at which something changes: 1, a ragged tile, a full one, two.
+# Every pair of values occurs in some notebook; the kernels themselves have a complete grid of their own.
+GRID: list[tuple[str, dict[str, Any]]] = [
+    ("00", {}),
+    ("00", {"target": "sm_100a", "ranks": 16, "batch": 7, "remove": "griddepcontrol.wait"}),
+    ("00", {"target": "sm_100a", "ranks": 8, "batch": 1, "remove": "cp.async.wait_group"}),
+    ("00", {"target": "sm_90a", "ranks": 16, "batch": 16}),
+    ("01", {"target": "sm_90a", "ranks": 8, "batch": 7}),
+    ("01", {"target": "sm_100a", "ranks": 16, "batch": 8}),
+    ("01", {"target": "sm_100a", "ranks": 8, "batch": 16}),
+    ("01", {"target": "sm_90a", "ranks": 16, "batch": 1, "solutions": True}),
+    ("02", {"target": "sm_90a", "ranks": 8, "batch": 16, "rows": 2}),
+    ("02", {"target": "sm_100a", "ranks": 16, "batch": 1, "solutions": True}),
+    ("02", {"target": "sm_100a", "ranks": 8, "batch": 7, "rows": 4, "block": 2}),
+    ("02", {"target": "sm_90a", "ranks": 16, "batch": 8, "rows": 2}),
+    ("03", {"target": "sm_90a", "ranks": 8, "batch": 1}),
+    ("03", {"target": "sm_100a", "ranks": 16, "batch": 16}),
+    ("03", {"target": "sm_100a", "ranks": 8, "batch": 8, "solutions": True}),
+    ("03", {"target": "sm_90a", "ranks": 16, "batch": 7, "group_tiles": 2}),
+]  # fmt: skip
+
+SMALL = {"ranks": 16, "batch": 1}
+# Notebook, and per parameter another value and the cell that must show it. What one run changes together
+# has cells that depend on that parameter alone, so a change there has one cause.
+EFFECTS: list[tuple[str, dict[str, tuple[Any, str]]]] = [
+    ("00", {"seed": (1, "staircase"), "remove": ("griddepcontrol.wait", "break-run")}),
+    (
+        "01",
+        {
+            "bandwidth_tb_s": (8.0, "roofline-plot"),
+            "sms": (148, "why-112-table"),
+            "solutions": (True, "exercise-floor-us-check"),
+        },
+    ),
+    ("01", {"peak_tflops": (2250.0, "roofline-plot"), "latency_ns": (9000.0, "in-flight-check")}),
+    (
+        "02",
+        {
+            "rows": (2, "sectors-count"),
+            "lane": (6, "maps-picture"),
+            "seed": (1, "maps-check"),
+            "solutions": (True, "exercise-k-order-check"),
+        },
+    ),
+    ("02", {"block": (3, "lane-loads-check"), "staged_blocks": (3, "sectors-count")}),
+    (
+        "03",
+        {
+            "group_tiles": (1, "count"),
+            "padding_chunks": (2, "padding-map"),
+            "row_words": (17, "partials-map"),
+            "solutions": (True, "exercise-x-offset-check"),
+        },
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def small_runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str, str]]:
+    """Results of every notebook with its own parameters as they are, at the smallest size."""
+    folder = tmp_path_factory.mktemp("small")
+    return {name: results(run_notebook(path, SMALL, output_dir=folder)) for name, path in NOTEBOOKS.items()}
+
+
+def results(run: NotebookRun) -> dict[str, str]:
+    """Cell id -> its output, without the times of this machine."""
+    notebook = nbformat.read(run.executed, as_version=4)
+    return {cell.id: untimed(str(cell.outputs)) for cell in notebook.cells if cell.cell_type == "code"}
+
+
+def untimed(output: str) -> str:
+    return re.sub(r"(seconds per launch\W+?)[\d.]+", r"\1", output)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_is_committed_as_it_should_be(name: str) -> None:
+    assert lint_notebook(NOTEBOOKS[name]) == ()
+    declared = declared_parameters(NOTEBOOKS[name])
+    assert {key: declared[key] for key in COMMON} == COMMON
+    notebook = nbformat.read(NOTEBOOKS[name], as_version=4)
+    title = notebook.cells[0].source
+    assert title.startswith("# ") and all(
+        f"**{word}" in title for word in ("What you will see", "What you need", "How long")
+    )
+    assert "notebook_intro.announce(" in notebook.cells[2].source  # says where it runs and what it skips
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert "assert" in code[-1] or "lessons.check" in code[-1]
+    assert all(len(source.splitlines()) <= 20 for source in code[1:])  # the logic is in the library
+
+
+@pytest.mark.parametrize(("name", "parameters"), GRID, ids=str)
+def test_grid(name: str, parameters: dict[str, Any], tmp_path: Path) -> None:
+    run = run_notebook(NOTEBOOKS[name], parameters, output_dir=tmp_path)
+    page = run.html.read_text(encoding="utf-8")
+    notebook = nbformat.read(run.executed, as_version=4)
+    pictures = sum(
+        "figures." in cell.source and "<img" in str(cell.outputs)
+        for cell in notebook.cells
+        if "outputs" in cell
+    )
+    assert page.count('<img alt="') == pictures >= 3
+    if name == "00":
+        assert len(run.results) == 1  # what `make demo` prints
+        assert re.search(r"error\W+1\.\de-03|error\W+1\.\d+e-03", run.results[0])
+        target = parameters.get("target", "sm_90a")
+        assert target in run.results[0] and "none" in run.results[0]
+
+
+def test_the_grid_covers_every_pair() -> None:
+    points = [{**COMMON, **parameters} for _, parameters in GRID]
+    values = {"target": ("sm_90a", "sm_100a"), "ranks": (8, 16), "batch": (1, 7, 8, 16)}
+    for first, second in (("target", "ranks"), ("target", "batch"), ("ranks", "batch")):
+        seen = {(point[first], point[second]) for point in points}
+        assert seen >= {(a, b) for a in values[first] for b in values[second]}, (first, second)
+
+
+def test_every_own_parameter_has_an_effect_tested() -> None:
+    tested = {(name, parameter) for name, changes in EFFECTS for parameter in changes}
+    declared = {(name, key) for name, path in NOTEBOOKS.items() for key in declared_parameters(path)}
+    assert {(name, key) for name, key in declared if key not in COMMON} == tested
+
+
+@pytest.mark.parametrize(("name", "changes"), EFFECTS)
+def test_own_parameters_change_something(
+    name: str,
+    changes: dict[str, tuple[Any, str]],
+    small_runs: Mapping[str, dict[str, str]],
+    tmp_path: Path,
+) -> None:
+    values = {parameter: value for parameter, (value, _) in changes.items()}
+    changed = results(run_notebook(NOTEBOOKS[name], {**SMALL, **values}, output_dir=tmp_path))
+    same = [p for p, (_, cell) in changes.items() if changed[cell] == small_runs[name][cell]]
+    assert not same, f"changed nothing: {same}"
+
+
+def test_common_parameters_change_something(small_runs: Mapping[str, dict[str, str]], tmp_path: Path) -> None:
+    other = results(run_notebook(NOTEBOOKS["00"], {**SMALL, "target": "sm_100a"}, output_dir=tmp_path))
+    assert "sm_100a" in other["run-it"] and "sm_90a" in small_runs["00"]["run-it"]
+
+
+def test_runs_without_times_are_alike(small_runs: Mapping[str, dict[str, str]], tmp_path: Path) -> None:
+    """Otherwise a changed output would say nothing about a changed parameter."""
+    again = results(run_notebook(NOTEBOOKS["00"], SMALL, output_dir=tmp_path))
+    for cell in ("staircase", "break-run", "stream", "run-it"):
+        assert again[cell] == small_runs["00"][cell]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("00", {"target": "sm_80"}, "target = 'sm_80'"),
+        ("00", {"remove": "wgmma"}, "has 0 instruction"),
+        ("02", {"lane": 32}, "lane = 32: a warp has lanes 0 to 31"),
+        ("03", {"ranks": 12}, "choose 8"),
+    ],
+)
+def test_a_nonsensical_parameter_fails_the_notebook(
+    name: str, parameters: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(NotebookFailed, match=re.escape(message)):
+        run_notebook(NOTEBOOKS[name], {**SMALL, **parameters}, output_dir=tmp_path)
