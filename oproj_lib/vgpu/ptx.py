@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 
@@ -397,18 +397,25 @@ class _Parser:
         """One `{ ... }` scope. Registers of an inner scope are renamed, so that scopes cannot clash."""
         renamed = dict(outer or {})
         own: set[str] = set()  # declared in this scope
+        labels: dict[str, str] = {}  # of an inner scope, and what they are called outside it
+        first = len(entry.instructions)
         while (statement := self.next_statement()) is not None:
             text, end, line = statement
             if end == "}":
                 if text:
                     raise MalformedPTX("statement without `;`", line, text)
+                if labels:
+                    entry.instructions[first:] = [relabelled(i, labels) for i in entry.instructions[first:]]
                 return
             if end == "{":
                 self._body(entry, renamed)
             elif end == ":":
-                if text in entry.labels:
+                name = text if outer is None else f"{text}@{line}"
+                if name in entry.labels or text in labels:
                     raise MalformedPTX("label defined twice", line, text)
-                entry.labels[text] = len(entry.instructions)
+                if outer is not None:
+                    labels[text] = name
+                entry.labels[name] = len(entry.instructions)
             elif text.startswith((".loc ", ".loc\t")):
                 self.source = self._location(text, line)
             elif text.startswith(".reg"):
@@ -480,6 +487,14 @@ class _Parser:
         opcode = match[1]
         reader = _Operands(rest[match.end() :], line, text, renamed)
         return Instruction(opcode, reader.all(), guard, negated, line, " ".join(text.split()), self.source)
+
+
+def relabelled(instruction: Instruction, labels: dict[str, str]) -> Instruction:
+    """The instruction with the labels of its scope under their outer names."""
+    operands = tuple(
+        Sym(labels[o.name]) if isinstance(o, Sym) and o.name in labels else o for o in instruction.operands
+    )
+    return replace(instruction, operands=operands)
 
 
 class _Operands:
