@@ -214,6 +214,17 @@ def test_ragged_blocks(block: int, schedule: str | int) -> None:
 
 
 @schedules
+@pytest.mark.parametrize("block", [1, 33, 48, (5, 3, 3)])
+def test_no_more_threads_run_than_the_block_has(block: int | tuple[int, ...], schedule: str | int) -> None:
+    body = "st.global.u32 [%out+4], 0;\natom.global.add.u32 %r1, [%out], 1;\nret;"
+    words, report = run(body, out=2, grid=3, block=block, schedule=schedule)
+    report.raise_for_findings()
+    threads = 3 * int(np.prod(block))
+    assert words[0] == threads - 1  # counting began at 0xFFFFFFFF
+    assert report.counters.thread_instructions % threads == 0
+
+
+@schedules
 def test_blocks_of_three_dimensions_meet_at_barriers(schedule: str | int) -> None:
     body = """
         mov.u32 %r1, %tid.z;

@@ -21,7 +21,9 @@ class Work(Protocol):
     """Something in flight. `in_order`: completes after everything in order that was issued before."""
 
     op: Op
+    threads: np.ndarray
     in_order: bool
+    number: int
 
     def complete(self, launch: Launch) -> None: ...
 
@@ -32,9 +34,14 @@ class AsyncWork:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.items: list[Work] = []
+        self.issued = 0
 
     def add(self, item: Work) -> None:
+        self.issued += 1
+        item.number = self.issued
         self.items.append(item)
+        if self.launch.trace is not None:
+            self.launch.trace.work("start", item.op, item.threads, item.number)
 
     def advance(self) -> bool:
         """Completes one item: the oldest, or a random one with a seed. False if nothing is in flight."""
@@ -47,12 +54,10 @@ class AsyncWork:
             index = free[int(self.launch.rng.integers(len(free)))]
         item = self.items.pop(index)
         self.launch.op = item.op
+        if self.launch.trace is not None:
+            self.launch.trace.work("finish", item.op, item.threads, item.number)
         item.complete(self.launch)
         return True
-
-    def waits_for(self, threads: np.ndarray) -> bool:
-        """Whether anything in flight was issued by one of these threads."""
-        return any(np.isin(getattr(item, "threads", np.zeros(0)), threads).any() for item in self.items)
 
 
 @dataclass
@@ -64,8 +69,9 @@ class CopyArrival:
     offsets: np.ndarray
     issued_before: int  # copies with a smaller number belong to it
     in_order: bool = False
+    number: int = 0
 
     def complete(self, launch: Launch) -> None:
         launch.copies.complete_issued_before(self.threads, self.issued_before)
         for offset in np.unique(self.offsets):
-            launch.mbarriers.arrive(self.op, int(offset), self.threads[self.offsets == offset], 1)
+            launch.mbarriers.arrive(self.op, int(offset), self.threads[self.offsets == offset], 1, work=self.number)

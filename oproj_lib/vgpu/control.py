@@ -178,6 +178,7 @@ class NamedBarrier:
     expected: np.ndarray  # warps per CTA; 0: all warps that have not exited
     members: np.ndarray  # [CTA, warp]: who has arrived
     waiting: list[Waiting] = field(default_factory=list)
+    phase: int = 0  # completed phases in the traced CTA
 
 
 class Barriers:
@@ -222,6 +223,9 @@ class Barriers:
                 op,
                 warps[again] * 32,
             )
+        if launch.trace is not None:
+            kind = "arrive and wait" if waits else "arrive"
+            launch.trace.at_barrier(kind, op, lanes.threads(), f"barrier {number}", barrier.phase)
         barrier.members[cta, warp] = True
         np.add.at(barrier.arrived, cta, 1)
         wanted = 0 if threads is None else threads // 32
@@ -257,6 +261,9 @@ class Barriers:
         if not complete.any():
             return
         ctas = np.flatnonzero(complete)
+        if launch.trace is not None:
+            launch.trace.completed(launch.op, ctas, f"barrier {number}", barrier.phase)
+            barrier.phase += int(launch.trace.cta in ctas)
         launch.counters.barriers += ctas.size
         if launch.shadow is not None:
             whole = barrier.members[ctas].all(axis=1)

@@ -24,6 +24,7 @@ from .registers import RegisterFile
 from .report import Counters, Finding, Report
 from .shadow import Shadow
 from .tensor import LoadInFlight, TensorMemory, deliver
+from .trace import traces
 
 STEP_BUDGET = 50_000_000
 POLL_PATIENCE = 64  # how often a group may jump back before the others get a turn
@@ -68,6 +69,7 @@ class Launch:
         counting: bool,
         arch: int,
         predecessor_writes: tuple[Buffer, ...],
+        trace: int | None = None,
         step_budget: int = STEP_BUDGET,
     ) -> None:
         self.code, self.space, self.parameters, self.variables = code, space, parameters, variables
@@ -100,6 +102,7 @@ class Launch:
         self.asynchronous = AsyncWork(self)
         self.loads_in_flight: list[LoadInFlight] = []
         self._tmem: TensorMemory | None = None
+        self.trace = traces(self, trace)
         self.groups: dict[int, np.ndarray] = {}
         self.gathering: dict[int, np.ndarray] = {}  # lanes waiting for the rest of their warp
         self.patience: dict[int, int] = {}
@@ -265,6 +268,7 @@ class Launch:
             "exact" if self.exact else "fp32",
             str(self.schedule),
             self.shadow is not None,
+            self.trace,
         )
 
     def resume(self, pc: int, ids: np.ndarray) -> None:
@@ -357,6 +361,8 @@ class Launch:
         active = self._guarded(op, lanes)
         if active is None:
             return
+        if self.trace is not None:
+            self.trace.executed(op, active)
         op.execute(self, active)
         if self.shadow is not None and not op.tracks_poison:
             self.shadow.propagate(op, active)
@@ -406,6 +412,8 @@ class Launch:
             return op.index + 1
         if taken.count != lanes.count:
             self.resume(op.index + 1, np.setdiff1d(lanes.threads(), taken.threads(), assume_unique=True))
+        if self.trace is not None:
+            self.trace.executed(op, taken)
         if op.control == "branch":
             if taken.count == lanes.count:
                 return op.targets[0]
@@ -422,6 +430,8 @@ class Launch:
         active = self._guarded(op, lanes)
         if active is None:
             return op.index + 1
+        if self.trace is not None:
+            self.trace.executed(op, active)
         going = op.execute(self, active)
         if self.shadow is not None:
             for row in op.writes:

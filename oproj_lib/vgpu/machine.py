@@ -104,6 +104,7 @@ class VirtualGPU:
         checks: bool = False,
         counting: bool = True,
         predecessor_writes: tuple[Buffer, ...] = (),
+        trace: int | None = None,
         step_budget: int = STEP_BUDGET,
     ) -> Report:
         """Runs one kernel over the whole grid.
@@ -112,6 +113,7 @@ class VirtualGPU:
         `schedule`: "program" (lowest program counter first) or an integer seed (random warps).
         `exact`: tensor-core arithmetic bit for bit, otherwise FP32.
         `checks`: track undefined data and races (bounds, alignment and deadlocks are always checked).
+        `trace`: a CTA whose events are recorded in `Report.trace`.
         `predecessor_writes`: buffers that the previous kernel may still write before `griddepcontrol.wait` returns.
 
         Raises ValueError for a launch that the hardware would refuse.
@@ -127,7 +129,7 @@ class VirtualGPU:
             code, self.space, grid=grid3, block=block3, parameters=encode_parameters(code, args),
             variables={name: buffer.address for name, buffer in self.variables(module, code, rank).items()},
             shared_bytes=shared, rank=rank, schedule=schedule, exact=exact, checks=checks, counting=counting,
-            arch=module.arch, predecessor_writes=predecessor_writes, step_budget=step_budget,
+            arch=module.arch, predecessor_writes=predecessor_writes, trace=trace, step_budget=step_budget,
         )  # fmt: skip
         return launch.run()
 

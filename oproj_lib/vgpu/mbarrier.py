@@ -100,7 +100,7 @@ class Mbarriers:
         np.subtract.at(barrier.tx, cta, count)
         self._finish_phases(op, barrier, cta)
 
-    def arrive(self, op: Op, offset: int, threads: np.ndarray, count: np.ndarray | int, *, releases: bool = True) -> None:
+    def arrive(self, op: Op, offset: int, threads: np.ndarray, count: np.ndarray | int, *, releases: bool = True, work: int = -1) -> None:
         """Arrivals of `threads` (each of `count`), which release what their warps know."""
         cta = threads // self.launch.threads_per_cta
         good = self.get(offset).valid[cta]
@@ -109,6 +109,11 @@ class Mbarriers:
         counts = np.broadcast_to(np.asarray(count, np.int64), good.shape)[good]
         if threads.size == 0:
             return
+        if self.launch.trace is not None:
+            barrier = self.get(offset)
+            for c in np.unique(cta):
+                here = threads[cta == c]
+                self.launch.trace.at_barrier("arrive", op, here, name_of(offset), int(barrier.phase[c]), work)
         if releases and self.launch.shadow is not None:
             self.launch.shadow.order.release(offset, threads >> 5)
         self._count_arrivals(op, self.get(offset), cta, threads, counts)
@@ -137,6 +142,9 @@ class Mbarriers:
             self.launch.found("mbarrier overflow", message, op, under[:1] * self.launch.threads_per_cta)
         if done.size == 0:
             return
+        if self.launch.trace is not None:
+            for c in done:
+                self.launch.trace.completed(op, np.array([c]), name_of(barrier.offset), int(barrier.phase[c]))
         barrier.phase[done] += 1
         barrier.pending[done] = barrier.expected[done]
         self.launch.counters.barriers += done.size
@@ -166,6 +174,10 @@ class Mbarriers:
                     f"{barrier.phase[cta]} have come in CTA {cta}{tx}"
                 )
                 launch.found("deadlock", message, parked.op, parked.threads)
+
+
+def name_of(offset: int) -> str:
+    return f"mbarrier@{offset}"
 
 
 def by_offset(launch: Launch, lanes: Lanes, addresses: Any) -> list[tuple[int, np.ndarray]]:
@@ -300,6 +312,7 @@ def build_wait(form: Form, action: str) -> Execute:
                 launch.shadow.order.acquire(offset, threads[which][done] >> 5)
             passing = which if action == "test_wait" else which[done]
             write(launch, lanes.pick(passing).sel, done if action == "test_wait" else np.ones(passing.size, bool))
+            trace_wait(launch, barrier, threads[which], done, parity[which])
             if action == "try_wait" and not done.all():
                 parked = which[~done]
                 barrier.waiting.append(Parked(launch.op, threads[parked], parity[parked]))
@@ -307,6 +320,18 @@ def build_wait(form: Form, action: str) -> Execute:
         return going
 
     return execute
+
+
+def trace_wait(launch: Launch, barrier: Mbarrier, threads: np.ndarray, done: np.ndarray, parity: np.ndarray) -> None:
+    """Records who waits for, and who passes, which phase: the latest with that parity that has begun or completed."""
+    if launch.trace is None:
+        return
+    phase = barrier.phase[threads // launch.threads_per_cta]
+    wanted = np.where((phase & 1) == (parity & 1), phase, phase - 1)
+    for kind, mask in (("pass", done), ("wait", ~done)):
+        for value in np.unique(wanted[mask]):
+            here = threads[mask & (wanted == value)]
+            launch.trace.at_barrier(kind, launch.op, here, name_of(barrier.offset), int(value))
 
 
 @opcode("mapa")

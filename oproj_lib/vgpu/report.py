@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .ptx import Instruction, SourceLine
+from .trace import Trace
 
 
 @dataclass
@@ -90,6 +91,7 @@ class Report:
     arithmetic: str  # "exact" (tensor cores bit for bit) or "fp32"
     schedule: str
     checks: bool
+    trace: Trace | None = None  # of one CTA, if the launch asked for it
 
     @property
     def ok(self) -> bool:

@@ -50,12 +50,13 @@ class TensorMemory:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         n = launch.ctas
-        self.data = np.full((n, LANES, COLUMNS), 0xFFFFFFFF, np.uint32)
+        # CTAs last: an MMA over all CTAs then reads and writes D without rearranging it.
+        self.data = np.full((LANES, COLUMNS, n), 0xFFFFFFFF, np.uint32)
         self.owner = np.full((n, COLUMNS), -1, np.int64)  # index of the allocating instruction, -1: free
         self.size: dict[tuple[int, int], int] = {}  # (CTA, first column) -> columns
         self.relinquished = np.zeros(n, bool)
         self.pending = np.zeros((n, COLUMNS), np.int32)  # MMAs in flight that write the column
-        self.undefined = np.ones((n, LANES, COLUMNS), np.uint16) if launch.shadow is not None else None
+        self.undefined = np.ones((LANES, COLUMNS, n), np.uint16) if launch.shadow is not None else None
         self.read_clock = np.zeros((n, COLUMNS, launch.warps_per_cta), np.uint16)
 
     def allocate(self, op: Op, cta: int, columns: int) -> int:
@@ -269,7 +270,7 @@ def build_ld(form: Form) -> Execute:
         if located is None:
             return
         warps, cta, lane, column = located
-        values = launch.tmem.data[cta, lane, column]
+        values = launch.tmem.data[lane, column, cta]
         threads = (warps[:, None] * 32 + np.arange(32)).reshape(-1)
         origin = None
         if launch.shadow is not None:
@@ -354,7 +355,7 @@ def read_checks(launch: Launch, warps: np.ndarray, cta: np.ndarray, lane: np.nda
     clock = shadow.order.known[warps, warps % launch.warps_per_cta]
     w = (warps % launch.warps_per_cta)[:, None, None]
     tmem.read_clock[cta, column, np.broadcast_to(w, column.shape)] = clock[:, None, None]
-    return tmem.undefined[cta, lane, column]
+    return tmem.undefined[lane, column, cta]
 
 
 def build_st(form: Form) -> Execute:
@@ -380,7 +381,7 @@ def build_st(form: Form) -> Execute:
         part = launch.lanes(threads)
         tmem = launch.tmem
         values = np.stack([np.broadcast_to(r(launch, part.sel), (threads.size,)) for r in reads], axis=1)
-        tmem.data[cta, lane, column] = values.reshape(cta.shape)
+        tmem.data[lane, column, cta] = values.reshape(cta.shape)
         if launch.shadow is None or tmem.undefined is None:
             return
         if tmem.pending[cta, column].any():
@@ -390,7 +391,7 @@ def build_st(form: Form) -> Execute:
         for i, row in enumerate(rows):
             if row is not None and (found := launch.shadow.get((row,), part)) is not None:
                 origins[:, i] = found
-        tmem.undefined[cta, lane, column] = origins.reshape(cta.shape)
+        tmem.undefined[lane, column, cta] = origins.reshape(cta.shape)
 
     return execute
 
@@ -404,6 +405,7 @@ class Tile:
 
     offsets: np.ndarray
     type: str
+    k_major: bool
 
 
 @dataclass
@@ -420,30 +422,34 @@ class MmaInFlight:
     column: int
     accumulate: np.ndarray
     in_order: bool = True
+    number: int = 0
     words: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def columns(self) -> slice:
         return slice(self.column, self.column + self.shape.n)
 
+    def column_numbers(self) -> np.ndarray:
+        return np.arange(self.column, self.column + self.shape.n)
+
     def complete(self, launch: Launch) -> None:
         tmem, region = launch.tmem, launch.memory.shared
         a, b = (gather(launch, region, tile, self.ctas) for tile in (self.a, self.b))
-        d = tmem.data[self.ctas[:, None], self.lanes][:, :, self.columns()]
-        c = np.where(self.accumulate[:, None, None], d, np.uint32(0)).transpose(1, 2, 0)
+        everyone = self.ctas.size == launch.ctas
+        where = (self.lanes, self.columns()) if everyone else np.ix_(self.lanes, self.column_numbers(), self.ctas)
+        d = tmem.data[where] if self.accumulate.any() else np.zeros((self.shape.m, self.shape.n, self.ctas.size), np.uint32)
+        if not self.accumulate.all():
+            d = np.where(self.accumulate, d, np.uint32(0))
         result = dot(
-            a, b.transpose(1, 0, 2), np.ascontiguousarray(c), self.shape.a_type, self.shape.b_type, "f32",
+            a, b.transpose(1, 0, 2), np.ascontiguousarray(d), self.shape.a_type, self.shape.b_type, "f32",
             exact=launch.exact, arch=launch.arch,
         )  # fmt: skip
-        rows = (self.ctas[:, None, None], self.lanes[None, :, None], np.arange(self.column, self.column + self.shape.n))
-        tmem.data[rows] = result.transpose(2, 0, 1)
+        tmem.data[where] = result
         tmem.pending[self.ctas, self.columns()] -= 1
         if launch.shadow is not None and tmem.undefined is not None:
             launch.shadow.finish_async_reads(self.words)
-            origin = np.maximum(
-                undefined_of(launch, self.a, self.ctas)[:, :, None], undefined_of(launch, self.b, self.ctas)[:, None, :]
-            )
-            before = np.where(self.accumulate[:, None, None], tmem.undefined[rows], np.uint16(0))
-            tmem.undefined[rows] = np.maximum(origin, before)
+            rows, columns = (undefined_of(launch, tile, self.ctas) for tile in (self.a, self.b))
+            before = np.where(self.accumulate, tmem.undefined[where], np.uint16(0))
+            tmem.undefined[where] = np.maximum(np.maximum(rows[:, None], columns[None]), before)
 
 
 def gather(launch: Launch, region: Region, tile: Tile, ctas: np.ndarray) -> np.ndarray:
@@ -453,11 +459,12 @@ def gather(launch: Launch, region: Region, tile: Tile, ctas: np.ndarray) -> np.n
 
 
 def undefined_of(launch: Launch, tile: Tile, ctas: np.ndarray) -> np.ndarray:
-    """The origin of undefined data per row of a tile: [CTAs, rows]."""
+    """The origin of undefined data per row of a tile: [rows, CTAs]."""
     shared = launch.memory.shared
     assert shared.undefined is not None
-    flat = tile.offsets[None] + (ctas * launch.memory.shared_stride)[:, None, None]
-    return shared.undefined[flat // shared.granule].max(axis=2)
+    granules = tile.offsets[:, :: max(1, shared.granule // 2)] // shared.granule if tile.k_major else tile.offsets // shared.granule
+    flat = granules[:, :, None] + ctas * (launch.memory.shared_stride // shared.granule)
+    return shared.undefined[flat].max(axis=1)
 
 
 def build_mma(form: Form) -> Execute:
@@ -498,7 +505,7 @@ def issue(launch: Launch, threads: np.ndarray, d: int, a: int, b: int, descripto
     try:
         shape = decode_instruction(descriptor)
         tiles = [
-            Tile(element_offsets(decode_shared(value, tcgen05=True), rows, K, major), kind)
+            Tile(element_offsets(decode_shared(value, tcgen05=True), rows, K, major), kind, major)
             for value, rows, major, kind in (
                 (a, shape.m, shape.a_major_k, shape.a_type),
                 (b, shape.n, shape.b_major_k, shape.b_type),
@@ -542,12 +549,13 @@ class CommitInFlight:
     known: np.ndarray | None
     fenced: np.ndarray | None
     in_order: bool = True
+    number: int = 0
 
     def complete(self, launch: Launch) -> None:
         if launch.shadow is not None and self.known is not None and self.fenced is not None:
             ctas = self.threads // launch.threads_per_cta
             launch.shadow.order.release_snapshot(self.offset, ctas, self.known, self.fenced)
-        launch.mbarriers.arrive(self.op, self.offset, self.threads, 1, releases=False)
+        launch.mbarriers.arrive(self.op, self.offset, self.threads, 1, releases=False, work=self.number)
 
 
 def build_commit(form: Form) -> Execute:
