@@ -150,7 +150,8 @@ def traffic(program: Program, report: vgpu.Report) -> Mapping[tuple[str, str], T
     by_line = report.counters.by_line
     totals: dict[tuple[str, str], Traffic] = {}
     for step in steps(program, report):
-        if step.line not in by_line:
+        # The report counts per line, and an inline assembly text may put a predicated load beside moves.
+        if step.kind != "memory" or step.line not in by_line:
             continue
         count = by_line[step.line]
         moved = Traffic(

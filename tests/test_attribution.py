@@ -11,7 +11,7 @@ from tensor_layouts import atoms_nv
 
 from oproj_lib import accesses, attribution, floor, mma_demo, permutation
 from oproj_lib.fragment_maps import MAPS, SHAPES, holders, literal_load_sectors
-from oproj_lib.kernels.configuration import Configuration
+from oproj_lib.kernels.configuration import Configuration, XPath
 from oproj_lib.layouts.banks import wavefronts
 from oproj_lib.problem import CTAS, Problem
 from oproj_lib.recorded import recorded_h200
@@ -21,6 +21,7 @@ from oproj_lib.run import RunResult, producer_for, run_producer
 LAUNCHES = [
     (8, 8, {}),
     (8, 7, {}),
+    (16, 1, {}),
     (16, 9, {}),
     (8, 16, {"rows": 2}),
     (16, 17, {"group_tiles": 2, "staged_blocks": 2}),
@@ -54,6 +55,11 @@ def test_the_parts_add_up_to_what_the_virtual_gpu_counts(launch: tuple[RunResult
     job = floor.work(problem)
     assert attribution.traffic_of(result.program, result.report, "load_weight").bytes == job.weight_bytes
     assert counters.multicast_store_bytes == job.out_bytes
+    if config.path is XPath.REGISTERS:  # each group of warps that share row tiles reads all of x
+        x = attribution.traffic_of(result.program, result.report, "x_words", "ld.global").bytes
+        assert x == CTAS * 4 // config.rows * job.x_bytes
+    if config.path is XPath.SHARED:
+        assert attribution.traffic_of(result.program, result.report, "stage_x").bytes == CTAS * job.x_bytes
 
 
 def test_a_prediction_for_another_layout_would_differ() -> None:

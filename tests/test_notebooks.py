@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import papermill
 import pytest
 
 from oproj_lib.notebook_lint import lint_notebook
@@ -97,6 +98,9 @@ def test_a_notebook_is_committed_as_it_should_be(name: str) -> None:
     assert lint_notebook(NOTEBOOKS[name]) == ()
     declared = declared_parameters(NOTEBOOKS[name])
     assert {key: declared[key] for key in COMMON} == COMMON
+    assert (
+        papermill.inspect_notebook(NOTEBOOKS[name]).keys() == declared.keys()
+    )  # its parser reads the cell too
     notebook = nbformat.read(NOTEBOOKS[name], as_version=4)
     title = notebook.cells[0].source
     assert title.startswith("# ") and all(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oproj_lib import cli
+from oproj_lib import cli, vgpu
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -32,6 +32,18 @@ def test_make_targets_exist() -> None:
     targets = set(re.findall(r"(?:`|^    )make ([a-z]+)\b", README, re.M))
     assert {"demo", "test", "lab", "book"} <= targets
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.M)] == []
+
+
+def test_what_is_said_to_be_missing_is_missing() -> None:
+    (missing,) = re.findall(r"Missing in this version: (.+?)\.", " ".join(README.split()))
+    instructions = re.findall(r"`(\w+)`", missing)
+    assert instructions
+    for name in instructions:
+        text = (
+            f".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry f()\n{{\n{name};\nret;\n}}"
+        )
+        with pytest.raises(vgpu.UnsupportedPTX, match=f"instruction {name} is not modelled"):
+            vgpu.load(text).code(None)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -25,6 +25,7 @@ from .report import Counters, Finding, Report
 from .shadow import Shadow
 from .tensor import LoadInFlight, TensorMemory, deliver
 from .trace import traces
+from .wgmma import WarpgroupMultiplies
 
 STEP_BUDGET = 50_000_000
 POLL_PATIENCE = 64  # how often a group may jump back before the others get a turn
@@ -100,6 +101,7 @@ class Launch:
         self.shadow = Shadow(self) if checks else None
         self.mbarriers = Mbarriers(self)
         self.asynchronous = AsyncWork(self)
+        self.multiplies = WarpgroupMultiplies(self)
         self.loads_in_flight: list[LoadInFlight] = []
         self._tmem: TensorMemory | None = None
         self.trace = traces(self, trace)

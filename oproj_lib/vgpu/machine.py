@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from . import access, alu, control, convert, copies, logic, mbarrier, multicast, tensor, warp  # noqa: F401  (they register the instructions)
+from . import access, alu, control, convert, copies, logic, mbarrier, multicast, tensor, warp, wgmma  # noqa: F401  (they register the instructions)
 from .decode import Code, Decoder
 from .launch import STEP_BUDGET, Launch
 from .memory import AddressSpace, Buffer, MulticastWindow

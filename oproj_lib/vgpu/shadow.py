@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 NEVER_WRITTEN = 1
 IN_FLIGHT = "a cp.async that nobody waited for"
+WGMMA_IN_FLIGHT = "a wgmma that nobody waited for"
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ class Shadow:
         if key not in self.origin_ids:
             self.origin_ids[key] = len(self.origins)
             self.origins.append(Origin(reason, op))
-            if reason == IN_FLIGHT:
+            if reason in (IN_FLIGHT, WGMMA_IN_FLIGHT):
                 self.in_flight.append(self.origin_ids[key])
         return self.origin_ids[key]
 
