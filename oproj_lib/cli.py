@@ -139,7 +139,8 @@ def run_command(arguments: argparse.Namespace) -> int:
         raise ValueError(f"engine = {arguments.engine!r} is unknown; choose one of {', '.join(ENGINES)}")
     result = run_producer(
         ranks=arguments.ranks, batch=arguments.batch, target=arguments.target, device=arguments.device,
-        staged_blocks=arguments.staged_blocks, rows=arguments.rows, group_tiles=arguments.group_tiles, transport=arguments.transport,
+        staged_blocks=arguments.staged_blocks, rows=arguments.rows, group_tiles=arguments.group_tiles,
+        transport=arguments.transport,
         seed=arguments.seed, inputs=arguments.inputs, exact=arguments.exact, checks=arguments.checks,
         schedule=as_schedule(arguments.schedule),
     )  # fmt: skip
@@ -196,15 +197,12 @@ def book_command(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-PTX_HELP = """arguments, in the order of the kernel's parameters:
-  --arg i32:512             a number (i32, u32, i64, u64, f32, f64, ...)
-  --arg data.npy            an array from a file
-  --arg random:f32:1024     a new array: random, zeros, ones, arange or empty (undefined), then its type and shape (32x64)
-results:
-  --save 2=out.npy          writes argument 2 after the launch
-example:
-  python -m oproj_lib ptx add.ptx --entry add --grid 4 --block 256 \\
-      --arg random:f32:1024 --arg random:f32:1024 --arg empty:f32:1024 --arg i32:1024 --save 2=sum.npy"""
+PTX_HELP = """arguments, in the order of the kernel's parameters: --arg i32:512             a number (i32,
+u32, i64, u64, f32, f64, ...) --arg data.npy            an array from a file --arg random:f32:1024     a new
+array: random, zeros, ones, arange or empty (undefined), then its type and shape (32x64) results: --save
+2=out.npy          writes argument 2 after the launch example: python -m oproj_lib ptx add.ptx --entry add
+--grid 4 --block 256 \\ --arg random:f32:1024 --arg random:f32:1024 --arg empty:f32:1024 --arg i32:1024 --save
+2=sum.npy"""
 
 
 def add_ptx_options(ptx: argparse.ArgumentParser) -> None:

@@ -237,8 +237,8 @@ def _build(
 
 
 def kernel_identity(kernel: type) -> str:
-    """Names the class that wrote a kernel. A subclass from elsewhere carries a hash of its own source, since the sources of
-    this package, which every key covers, do not say what it does.
+    """Names the class that wrote a kernel. A subclass from elsewhere carries a hash of its own source, since
+    the sources of this package, which every key covers, do not say what it does.
 
     Raises ValueError when the source of such a class cannot be read.
     """

@@ -1,4 +1,5 @@
-"""Run an engine and say whether it is right. Command line, notebooks, tests and benchmarks all come through here."""
+"""Run an engine and say whether it is right. Command line, notebooks, tests and benchmarks all come through
+here."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from oproj_lib.problem import N, Problem
 from oproj_lib.program import Program, build_producer, check_target
 
 SENTINEL = np.uint32(0x80008000)
-"""The armed mailbox word, two BF16 -0.0 (KERNELS: "Lamport protocol"): no published word may contain a -0.0 half."""
+"""The armed mailbox word, two BF16 -0.0 (KERNELS: "Lamport protocol"): no published word may contain a -0.0
+half."""
 SLOTS = 2
 """Slots of the mailbox in a run: the kernel publishes into slot 1, and slot 0 must stay armed."""
 SLOT = 1
@@ -27,8 +29,8 @@ ENGINES = ("producer",)
 class RunResult:
     """One launch, checked.
 
-    out is BF16 [batch, 7168] as published to rank 0's copy. seconds is the launch alone, without building, decoding and checking.
-    findings are one line each; the objects of the virtual GPU are in `report`.
+    out is BF16 [batch, 7168] as published to rank 0's copy. seconds is the launch alone, without building,
+    decoding and checking. findings are one line each; the objects of the virtual GPU are in `report`.
     """
 
     engine: str
@@ -64,7 +66,8 @@ class RunResult:
     def as_dict(self) -> dict[str, Any]:
         """For JSON: everything but arrays and programs."""
         plain = (
-            "engine", "target", "device", "ranks", "batch", "k", "configuration", "arithmetic", "schedule", "checks", "error",
+            "engine", "target", "device", "ranks", "batch", "k", "configuration", "arithmetic",
+            "schedule", "checks", "error",
             "tolerance", "seconds", "build_seconds", "decode_seconds",
         )  # fmt: skip
         finite = self.error if np.isfinite(self.error) else None
@@ -132,8 +135,9 @@ def run_producer(
 ) -> RunResult:
     """Builds the producer, runs one rank's launch over the full grid, and checks what it published.
 
-    transport "multicast" publishes through a multicast window over `ranks` mailboxes; "unicast" through a table of their addresses.
-    Raises ValueError for settings that do not exist (with the valid ones), before anything is built.
+    transport "multicast" publishes through a multicast window over `ranks` mailboxes; "unicast" through a
+    table of their addresses. Raises ValueError for settings that do not exist (with the valid ones), before
+    anything is built.
     """
     shape = Problem(ranks, batch)
     check_target(target)
@@ -158,8 +162,10 @@ def run_producer(
     out = np.array(mailboxes[0].array[SLOT, :batch])
     error, findings = judge(mailboxes, x, weight, policy)
     return RunResult(
-        "producer", target, chosen, reason, ranks, batch, shape.k, {**settings_of(producer), "transport": transport, "policy": policy},
-        report.arithmetic, report.schedule, checks, error, problem.TOLERANCE, report.seconds, build_seconds, decode_seconds,
+        "producer", target, chosen, reason, ranks, batch, shape.k, {**settings_of(producer),
+        "transport": transport, "policy": policy},
+        report.arithmetic, report.schedule, checks, error, problem.TOLERANCE, report.seconds,
+        build_seconds, decode_seconds,
         (*(one_line(finding) for finding in report.findings), *findings), out, program, report,
     )  # fmt: skip
 
@@ -167,7 +173,10 @@ def run_producer(
 def one_line(finding: vgpu.Finding) -> str:
     """`race: read of ... (producer.py:310, PTX line 512, CTA 0, warp 3, lane 0)`."""
     source = finding.source.chain() if finding.source else "no source line"
-    return f"{finding.kind}: {finding.message} ({source}, PTX line {finding.ptx_line}, CTA {finding.cta}, warp {finding.warp}, lane {finding.lane})"
+    return (
+        f"{finding.kind}: {finding.message} ({source}, PTX line {finding.ptx_line}, "
+        f"CTA {finding.cta}, warp {finding.warp}, lane {finding.lane})"
+    )
 
 
 _MODULES: dict[str, vgpu.Module] = {}
@@ -190,7 +199,8 @@ def launch_on_vgpu(
     checks: bool = False,
     schedule: str | int = "program",
 ) -> tuple[list[vgpu.Buffer], vgpu.Report, float]:
-    """Runs a producer's program as one of `ranks` virtual ranks: (every rank's mailbox, the report, seconds of decoding).
+    """Runs a producer's program as one of `ranks` virtual ranks: (every rank's mailbox, the report, seconds
+    of decoding).
 
     x counts as written by the previous kernel: reading it before griddepcontrol.wait is a finding.
     """
@@ -212,8 +222,10 @@ def launch_on_vgpu(
     else:
         mc = gpu.multicast(mailboxes)
     report = gpu.launch(
-        module, program.entry, grid=program.grid, block=program.block, args=[x_buffer, weight_buffer, mailboxes[0], mc, SLOT],
-        dynamic_shared_bytes=program.dynamic_shared_bytes, exact=exact, checks=checks, schedule=schedule, predecessor_writes=(x_buffer,),
+        module, program.entry, grid=program.grid, block=program.block, args=[x_buffer, weight_buffer,
+        mailboxes[0], mc, SLOT],
+        dynamic_shared_bytes=program.dynamic_shared_bytes, exact=exact, checks=checks, schedule=schedule,
+        predecessor_writes=(x_buffer,),
     )  # fmt: skip
     return mailboxes, report, decode_seconds
 
@@ -221,7 +233,8 @@ def launch_on_vgpu(
 def judge(
     mailboxes: list[vgpu.Buffer], x: np.ndarray, weight: np.ndarray, policy: str
 ) -> tuple[float, list[str]]:
-    """(relative Frobenius error, findings): `delivery_findings`, and the result within tolerance of float64."""
+    """(relative Frobenius error, findings): `delivery_findings`, and the result within tolerance of
+    float64."""
     batch = x.shape[0]
     findings = delivery_findings(mailboxes, batch)
     verdict = problem.check(mailboxes[0].array[SLOT, :batch], x, weight, latent=policy == "latent")
@@ -230,7 +243,8 @@ def judge(
 
 
 def delivery_findings(mailboxes: list[vgpu.Buffer], batch: int) -> list[str]:
-    """Whether every element of the slot was published, nothing else was touched, and all ranks hold the same."""
+    """Whether every element of the slot was published, nothing else was touched, and all ranks hold the
+    same."""
     findings = []
     first = mailboxes[0].array.view(np.uint16)
     for mailbox in mailboxes:
@@ -243,7 +257,8 @@ def delivery_findings(mailboxes: list[vgpu.Buffer], batch: int) -> list[str]:
         if missing.any():
             token, column = np.argwhere(missing)[0]
             findings.append(
-                f"unwritten output: {mailbox.name}: {int(missing.sum())} elements never published, first token {token} column {column}"
+                f"unwritten output: {mailbox.name}: {int(missing.sum())} "
+                f"elements never published, first token {token} column {column}"
             )
         if written[:SLOT].any() or written[SLOT, batch:].any():
             findings.append(

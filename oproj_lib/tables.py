@@ -11,7 +11,8 @@ from oproj_lib.run import RunResult
 
 
 def result_table(results: Sequence[RunResult]) -> Table:
-    """One column per run: what ran where, its error against float64, what it moved, how long the launch took."""
+    """One column per run: what ran where, its error against float64, what it moved, how long the launch
+    took."""
     table = Table(
         title="o_proj against float64",
         show_header=False,

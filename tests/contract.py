@@ -1,11 +1,14 @@
-"""The producer's arithmetic written out from the contract, in numpy, with nothing of the kernels or the layout code.
+"""The producer's arithmetic written out from the contract, in numpy, with nothing of the kernels or the
+layout code.
 
-For one output: K is cut into `parts` parts and each part into blocks of 32 columns. Half h of a block is one m16n8k16 MMA. Its K
-index runs over lanes' columns in this order: register pair 2h of the four lane parts (columns 8 part + 4 h + {0, 1}), then pair
-2h + 1 (columns 8 part + 4 h + 2 + {0, 1}). MMA number 2 j + h adds to chain (2 j + h) mod chains; chains are added pairwise,
-parts in order, all FP32 round-to-nearest; the sum is rounded to BF16 and -0.0 becomes +0.0.
+For one output: K is cut into `parts` parts and each part into blocks of 32 columns. Half h of a block is one
+m16n8k16 MMA. Its K index runs over lanes' columns in this order: register pair 2h of the four lane parts
+(columns 8 part + 4 h + {0, 1}), then pair 2h + 1 (columns 8 part + 4 h + 2 + {0, 1}). MMA number 2 j + h adds
+to chain (2 j + h) mod chains; chains are added pairwise, parts in order, all FP32 round-to-nearest; the sum
+is rounded to BF16 and -0.0 becomes +0.0.
 
-`mma` is the virtual GPU's fast arithmetic: one FP32 addition per product in K order (BF16 products are exact in FP32).
+`mma` is the virtual GPU's fast arithmetic: one FP32 addition per product in K order (BF16 products are exact
+in FP32).
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ class Point:
     transport: str
 
     def __str__(self) -> str:
-        return f"K{self.k}-s{self.staged_blocks}-r{self.rows}-g{self.group_tiles}-M{self.batch}-{self.target}-{self.transport}"
+        settings = f"K{self.k}-s{self.staged_blocks}-r{self.rows}-g{self.group_tiles}-M{self.batch}"
+        return f"{settings}-{self.target}-{self.transport}"
 
 
 @cache
@@ -55,7 +56,8 @@ def every_point() -> tuple[Point, ...]:
 
 @cache
 def covering_points(seed: int = 0) -> tuple[Point, ...]:
-    """Greedy pairwise covering: every pair of settings that occurs together anywhere occurs in one of these points."""
+    """Greedy pairwise covering: every pair of settings that occurs together anywhere occurs in one of these
+    points."""
     points = every_point()
     rows = [astuple(point) for point in points]
     numbers: dict[tuple[object, ...], int] = {}

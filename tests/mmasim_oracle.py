@@ -8,7 +8,8 @@ from mmasim.nv_ptx import MMA
 
 
 def hopper_bf16(accumulator: np.ndarray, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """accumulator [M, 16] + x [M, 16] weight [16, 16]^T for M a multiple of 8, as m16n8k16 with the weights as A."""
+    """accumulator [M, 16] + x [M, 16] weight [16, 16]^T for M a multiple of 8, as m16n8k16 with the weights
+    as A."""
     model = MMA("Hopper", "m16n8k16.f32.bf16.bf16.f32")
     result = np.empty_like(accumulator)
     a = torch.from_numpy(np.ascontiguousarray(weight)).to(torch.bfloat16)

@@ -1,4 +1,5 @@
-"""Kernels that break one rule each are caught, with the Python line to blame; the same configurations unbroken are not."""
+"""Kernels that break one rule each are caught, with the Python line to blame; the same configurations
+unbroken are not."""
 
 from __future__ import annotations
 

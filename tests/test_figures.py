@@ -153,13 +153,13 @@ def test_the_readme_picture_is_the_library_s(tmp_path: Path) -> None:
     fresh = imread(readme_picture().save(tmp_path / "kernel.png"))
     committed = imread(ROOT / "docs" / "kernel.png")
     assert fresh.shape == committed.shape
-    assert np.abs(fresh - committed).mean() < 0.0005, "run `python -m oproj_lib.figures`"
+    assert np.abs(fresh - committed).mean() < 5e-5, "run `python -m oproj_lib.figures`"
 
 
 def test_another_picture_would_be_noticed() -> None:
     committed = imread(ROOT / "docs" / "kernel.png")
     other = imread(io.BytesIO(figures.work_split(Configuration(1536, 5), 8).png()))
-    assert np.abs(other - committed).mean() > 0.0005
+    assert np.abs(other - committed).mean() > 5e-5
 
 
 def test_alternatives_say_what_the_data_say() -> None:

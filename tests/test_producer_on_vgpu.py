@@ -1,7 +1,9 @@
-"""The real producer's PTX on the virtual GPU: every output against the contract bit for bit, and against float64.
+"""The real producer's PTX on the virtual GPU: every output against the contract bit for bit, and against
+float64.
 
-Within one configuration a token's bits must not depend on M, the schedule, the seed, the target or the transport. All of that
-follows from one comparison: with `contract.expected_bits`, which knows rows and chains only.
+Within one configuration a token's bits must not depend on M, the schedule, the seed, the target or the
+transport. All of that follows from one comparison: with `contract.expected_bits`, which knows rows and chains
+only.
 """
 
 from __future__ import annotations
@@ -99,7 +101,8 @@ def test_policy_plain_keeps_negative_zero_and_latent_does_not() -> None:
 
 
 def test_exact_arithmetic_is_mmasim_end_to_end() -> None:
-    """16 columns of the output (one row tile of the last CTA), computed with mmasim's Hopper instruction in the contract's order."""
+    """16 columns of the output (one row tile of the last CTA), computed with mmasim's Hopper instruction in
+    the contract's order."""
     result = run_producer(ranks=16, batch=8, exact=True, device="vgpu", seed=3)
     x, weight = Problem(16, 8).inputs(3)
     expected = expected_bits(x, weight[-16:], 1, 4, hopper_bf16)

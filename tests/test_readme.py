@@ -39,9 +39,7 @@ def test_what_is_said_to_be_missing_is_missing() -> None:
     instructions = re.findall(r"`(\w+)`", missing)
     assert instructions
     for name in instructions:
-        text = (
-            f".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry f()\n{{\n{name};\nret;\n}}"
-        )
+        text = f".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry f()\n{{\n{name};\nret;\n}}"
         with pytest.raises(vgpu.UnsupportedPTX, match=f"instruction {name} is not modelled"):
             vgpu.load(text).code(None)
 

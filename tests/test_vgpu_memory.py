@@ -1,6 +1,8 @@
-"""Memory rules of the virtual GPU: bounds, alignment, spaces, undefined data, asynchronous copies, multicast, races.
+"""Memory rules of the virtual GPU: bounds, alignment, spaces, undefined data, asynchronous copies, multicast,
+races.
 
-Every rule has a kernel that keeps it (no findings) and one that breaks just this rule (one finding, with its line).
+Every rule has a kernel that keeps it (no findings) and one that breaks just this rule (one finding, with its
+line).
 """
 
 from __future__ import annotations
@@ -389,7 +391,8 @@ def test_reading_before_griddepcontrol_wait() -> None:
     ("stride_words", "wavefronts"), [(1, 1), (2, 2), (4, 4), (8, 8), (3, 1), (5, 1), (7, 1), (6, 2)]
 )
 def test_bank_conflicts_of_strided_loads(stride_words: int, wavefronts: int) -> None:
-    """32 lanes, 32 banks of 4 bytes: stride s needs gcd(s, 32) wavefronts (CUDA C++ Programming Guide, "Shared Memory")."""
+    """32 lanes, 32 banks of 4 bytes: stride s needs gcd(s, 32) wavefronts (CUDA C++ Programming Guide,
+    "Shared Memory")."""
     body = f"mul.lo.u32 %r5, %r2, {stride_words};\nadd.u32 %r6, %r3, %r5;\nst.shared.u32 [%r6], %r1;"
     report = launch(body, words(1), words(1))
     assert report.ok
@@ -438,7 +441,7 @@ def test_counters_of_a_copy() -> None:
     ],
 )
 def test_impossible_launches(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=".") as error:
+    with pytest.raises(ValueError, match=r".") as error:
         vgpu.VirtualGPU().launch(kernel("mov.u32 %r5, 1;"), **{"block": 32, "args": [0, 0, 0], **options})  # type: ignore[arg-type]
     assert message in str(error.value)
 

@@ -1,4 +1,5 @@
-"""Where a Program runs. "auto" takes a GPU of the target's capability if there is one, else the virtual GPU."""
+"""Where a Program runs. "auto" takes a GPU of the target's capability if there is one, else the virtual
+GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ class DeviceError(ValueError):
 def choose_device(device: str, engine: str, target: str) -> tuple[str, str]:
     """("vgpu" or "cuda", why).
 
-    Raises DeviceError for an unknown name, and for "cuda" where the engine cannot run on a GPU of this machine.
+    Raises DeviceError for an unknown name, and for "cuda" where the engine cannot run on a GPU of this
+    machine.
     """
     if device not in DEVICES:
         raise DeviceError(f"device = {device!r} is unknown; choose one of {', '.join(DEVICES)}")

@@ -1,7 +1,8 @@
 """Producers that break one rule each, to see what the virtual GPU says about it.
 
-`BROKEN` maps a name to the producer class, a configuration in which the mistake matters, and the kind of finding that names it.
-Each class overrides as little as it can, so that a reader sees the one line that is wrong. The comment `# the mistake` marks it.
+`BROKEN` maps a name to the producer class, a configuration in which the mistake matters, and the kind of
+finding that names it. Each class overrides as little as it can, so that a reader sees the one line that is
+wrong. The comment `# the mistake` marks it.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class OneTokenTooMany(OprojProducer):
 
 
 class ForgottenPadding(OprojProducer):
-    """Writes x rows with the 4-chunk padding and reads them without: part of each fragment is another row's."""
+    """Writes x rows with the 4-chunk padding and reads them without: part of each fragment is another
+    row's."""
 
     def x_words(self, lane: XLane, batch: int, tile: int, block: int, buffer: int = 0) -> Words4:
         del batch, buffer
@@ -122,8 +124,8 @@ class ReadsXEarly(OprojProducer):
 
 @dataclass(frozen=True)
 class Broken:
-    """producer: the class; settings: its configuration; batch: tokens; kind: the finding that names the mistake; method: where
-    the finding must point (the method whose line is reported, or the one to blame)."""
+    """producer: the class; settings: its configuration; batch: tokens; kind: the finding that names the
+    mistake; method: where the finding must point (the method whose line is reported, or the one to blame)."""
 
     producer: type[OprojProducer]
     kind: str

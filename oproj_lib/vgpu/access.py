@@ -1,5 +1,6 @@
-"""Loads, stores, atomics, asynchronous copies and multicast stores (PTX ISA, "Data Movement and Conversion Instructions",
-"Parallel Synchronization: atom, red", "cp.async", "multimem"). Bounds and alignment are always checked."""
+"""Loads, stores, atomics, asynchronous copies and multicast stores (PTX ISA, "Data Movement and Conversion
+Instructions", "Parallel Synchronization: atom, red", "cp.async", "multimem"). Bounds and alignment are always
+checked."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from .registers import DTYPES
 if TYPE_CHECKING:
     from .launch import Lanes, Launch
 
-# Qualifiers that choose a cache level, an eviction priority, an order or a scope. They change when and how fast data moves,
-# never which bytes one thread reads or writes, except .nc (see build_ld) and the ones that order memory.
+# Qualifiers that choose a cache level, an eviction priority, an order or a scope. They change when and how
+# fast data moves, never which bytes one thread reads or writes, except .nc (see build_ld) and the ones that
+# order memory.
 CACHE = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc")
 EVICTION = tuple(
     f"{level}::{rule}"
@@ -43,7 +45,8 @@ SPACES = ("global", "shared", "shared::cta", "local", "const", "param", "param::
 
 @dataclass
 class Piece:
-    """The part of an access that falls into one region: `which` selects lanes (None: all), `offsets` are bytes into it."""
+    """The part of an access that falls into one region: `which` selects lanes (None: all), `offsets` are
+    bytes into it."""
 
     region: Region
     which: np.ndarray | None
@@ -60,7 +63,8 @@ def take_space(form: Form) -> str:
 
 
 def take_hints(form: Form) -> bool:
-    """Consumes cache, eviction, order and scope qualifiers; says whether this access polls (volatile, relaxed, acquire)."""
+    """Consumes cache, eviction, order and scope qualifiers; says whether this access polls (volatile,
+    relaxed, acquire)."""
     ordered = False
     while (mod := form.take(*CACHE, *EVICTION, *ORDER, *SCOPE)) is not None:
         ordered |= mod in ("volatile", "relaxed", "acquire", "mmio")
@@ -462,7 +466,8 @@ def store_piece(
 def atomic_function(name: str, type_name: str) -> Any:
     dtype = DTYPES[type_name]
     table: dict[str, Any] = {
-        "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+        "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
         "exch": lambda old, new: new,
         "inc": lambda old, limit: np.where(old >= limit, dtype.type(0), old + dtype.type(1)),
         "dec": lambda old, limit: np.where((old == 0) | (old > limit), limit, old - dtype.type(1)),

@@ -1,7 +1,7 @@
 """Work that runs beside the threads: cp.async arrivals on mbarriers, tensor-core operations, their commits.
 
-Everything completes as late as the rules allow: only when no thread can run any more. A seeded schedule may complete it earlier.
-Tensor-core operations complete in the order in which they were issued.
+Everything completes as late as the rules allow: only when no thread can run any more. A seeded schedule may
+complete it earlier. Tensor-core operations complete in the order in which they were issued.
 """
 
 from __future__ import annotations
@@ -74,4 +74,6 @@ class CopyArrival:
     def complete(self, launch: Launch) -> None:
         launch.copies.complete_issued_before(self.threads, self.issued_before)
         for offset in np.unique(self.offsets):
-            launch.mbarriers.arrive(self.op, int(offset), self.threads[self.offsets == offset], 1, work=self.number)
+            launch.mbarriers.arrive(
+                self.op, int(offset), self.threads[self.offsets == offset], 1, work=self.number
+            )

@@ -65,7 +65,8 @@ def build_call(form: Form) -> Execute:
 
 @opcode("membar", "fence")
 def build_fence(form: Form) -> Execute:
-    """The virtual GPU's memory is sequentially consistent within a launch, so thread fences order nothing further."""
+    """The virtual GPU's memory is sequentially consistent within a launch, so thread fences order nothing
+    further."""
     if form.take("proxy"):
         return build_proxy_fence(form)
     if form.take("mbarrier_init"):
@@ -80,7 +81,8 @@ def build_fence(form: Form) -> Execute:
 
 
 def build_proxy_fence(form: Form) -> Execute:
-    """fence.proxy.async: generic accesses before it become visible to the asynchronous proxy (see `order`)."""
+    """fence.proxy.async: generic accesses before it become visible to the asynchronous proxy (see
+    `order`)."""
     if form.take("async") is None:
         raise form.unsupported("only fence.proxy.async is modelled")
     form.take("global", "shared::cta", "shared::cluster", "shared")
@@ -245,7 +247,8 @@ class Barriers:
         self.release(number)
 
     def check_agreement(self, op: Op, threads: np.ndarray, numbers: np.ndarray, keys: np.ndarray) -> None:
-        """Warps of one CTA that meet at one barrier in one instruction must expect the same number of threads."""
+        """Warps of one CTA that meet at one barrier in one instruction must expect the same number of
+        threads."""
         place = threads // self.launch.threads_per_cta * self.LIMIT + np.minimum(numbers, self.LIMIT - 1)
         order = np.argsort(place, kind="stable")
         differs = (np.diff(place[order]) == 0) & (np.diff(keys[order]) != 0)
@@ -297,7 +300,8 @@ class Barriers:
                 names = ", ".join(map(str, absent[:8])) + (", ..." if absent.size > 8 else "")
                 launch.found(
                     "deadlock",
-                    f"waits for ever at barrier {number}: {barrier.arrived[cta]} of {expected} warps have arrived in CTA {cta}; "
+                    f"waits for ever at barrier {number}: {barrier.arrived[cta]} "
+                    f"of {expected} warps have arrived in CTA {cta}; "
                     f"missing: warps {names}",
                     waiting.op,
                     waiting.threads,

@@ -1,6 +1,8 @@
-"""cp.async and its groups, its arrivals on mbarriers, and prefetches (PTX ISA, "Asynchronous copy: cp.async", "prefetch").
+"""cp.async and its groups, its arrivals on mbarriers, and prefetches (PTX ISA, "Asynchronous copy: cp.async",
+"prefetch").
 
-A copy moves its data as late as the rules allow: when its thread waits for its group, or when an mbarrier needs its arrival.
+A copy moves its data as late as the rules allow: when its thread waits for its group, or when an mbarrier
+needs its arrival.
 """
 
 from __future__ import annotations
@@ -112,7 +114,8 @@ def async_copy(form: Form) -> Execute:
 
 
 class AsyncCopies:
-    """cp.async in flight. A copy moves its data as late as the rules allow: when its thread waits for its group."""
+    """cp.async in flight. A copy moves its data as late as the rules allow: when its thread waits for its
+    group."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
@@ -171,7 +174,9 @@ class AsyncCopies:
         size: int,
     ) -> None:
         self.pending.append(
-            PendingCopy(self.issued, op, threads, self.committed[threads], region, source, destination, valid, size)
+            PendingCopy(
+                self.issued, op, threads, self.committed[threads], region, source, destination, valid, size
+            )
         )
         self.launch.counters.async_copy_bytes += int(valid.sum())
 
@@ -243,8 +248,9 @@ def select(copy: PendingCopy, mask: np.ndarray) -> PendingCopy:
 
 
 def arrive_on_mbarrier(form: Form) -> Execute:
-    """cp.async.mbarrier.arrive: the barrier gets an arrival when all earlier cp.async of the thread are complete. Without
-    .noinc the thread first raises the number of pending arrivals, so that the barrier's count is not used up."""
+    """cp.async.mbarrier.arrive: the barrier gets an arrival when all earlier cp.async of the thread are
+    complete. Without .noinc the thread first raises the number of pending arrivals, so that the barrier's
+    count is not used up."""
     if form.take("arrive") is None:
         raise form.malformed("cp.async.mbarrier needs .arrive")
     counted = form.take("noinc") is not None
@@ -266,7 +272,8 @@ def arrive_on_mbarrier(form: Form) -> Execute:
 
 
 def bulk_prefetch(form: Form) -> Execute:
-    """cp.async.bulk.prefetch.L2.global [address], size: moves nothing that a program can see, but must stay in bounds."""
+    """cp.async.bulk.prefetch.L2.global [address], size: moves nothing that a program can see, but must stay
+    in bounds."""
     if form.take("prefetch") is None or form.take("L2") is None:
         raise form.unsupported("bulk copies are not modelled; modelled: cp.async.bulk.prefetch.L2")
     take_space(form)

@@ -12,7 +12,8 @@ BANK_BYTES = 4
 
 @numba.njit(cache=True)
 def count_sectors(threads: np.ndarray, addresses: np.ndarray, size: int) -> tuple[int, int]:
-    """(requests, sectors): warps with an active lane, and the distinct 32-byte sectors that each of them touches.
+    """(requests, sectors): warps with an active lane, and the distinct 32-byte sectors that each of them
+    touches.
 
     `threads` are ascending thread numbers, 32 to a warp.
     """
@@ -45,8 +46,8 @@ def count_sectors(threads: np.ndarray, addresses: np.ndarray, size: int) -> tupl
 def count_wavefronts(threads: np.ndarray, offsets: np.ndarray, size: int) -> tuple[int, int, int]:
     """(requests, wavefronts, ideal wavefronts) of a shared-memory access of `size` bytes per lane.
 
-    A wavefront serves each of the 32 four-byte banks once. Accesses of 8 bytes go in two passes of 16 lanes, of 16 bytes
-    in four passes of 8 lanes. Lanes that want the same word share it.
+    A wavefront serves each of the 32 four-byte banks once. Accesses of 8 bytes go in two passes of 16 lanes,
+    of 16 bytes in four passes of 8 lanes. Lanes that want the same word share it.
     """
     lanes_per_pass = 32 if size <= BANK_BYTES else 32 * BANK_BYTES // size
     words_per_lane = 1 if size <= BANK_BYTES else size // BANK_BYTES

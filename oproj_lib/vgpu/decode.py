@@ -1,8 +1,8 @@
 """Instructions -> operations: operands resolved to register rows, control flow to instruction indices.
 
-Each semantic module registers a *builder* per opcode with `@opcode("add", ...)`. A builder receives a `Form`, consumes
-every qualifier, and returns the function that the scheduler calls with the launch and the lanes that execute. A qualifier
-that nobody consumed is an error naming the PTX line, so nothing is silently ignored.
+Each semantic module registers a *builder* per opcode with `@opcode("add", ...)`. A builder receives a `Form`,
+consumes every qualifier, and returns the function that the scheduler calls with the launch and the lanes that
+execute. A qualifier that nobody consumed is an error naming the PTX line, so nothing is silently ignored.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ SPECIAL_REGISTERS = {
     **{f"%{name}": "u32" for name in ("laneid", "warpid", "nwarpid", "smid", "nsmid", "gridid")},
     **{f"%lanemask_{name}": "u32" for name in ("eq", "lt", "le", "gt", "ge")},
     **{f"%cluster_{name}": "u32" for name in ("ctarank", "nctarank")},
-    **{f"%{name}.{axis}": "u32" for name in ("clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid") for axis in "xyz"},
+    **{f"%{name}.{axis}": "u32" for name in ("clusterid", "nclusterid", "cluster_ctaid",
+    "cluster_nctaid") for axis in "xyz"},
     "%clock": "u32", "%clock64": "u64", "%globaltimer": "u64", "%dynamic_smem_size": "u32", "%total_smem_size": "u32",
 }  # fmt: skip
 
@@ -188,8 +189,9 @@ class Form:
         return self._register_reader(row, type_name, dtype)
 
     def _check_type(self, name: str, type_name: str) -> None:
-        """Operand types must agree with the instruction's (PTX ISA, "Instruction Operands: Operand Type Information"). Only
-        ld, st and cvt may use wider registers ("Operand Size Exceeding Instruction-Type Size")."""
+        """Operand types must agree with the instruction's (PTX ISA, "Instruction Operands: Operand Type
+        Information"). Only ld, st and cvt may use wider registers ("Operand Size Exceeding Instruction-Type
+        Size")."""
         if self.instruction.op in RELAXED_TYPES:
             return
         declared = self.decoder.entry.registers[name]
@@ -384,8 +386,8 @@ class Decoder:
 
     @staticmethod
     def _keep_until_waited(forms: list[Form], accesses: list[Access]) -> list[Access]:
-        """Registers that an asynchronous instruction delivers later stay reserved until the wait that delivers
-        them."""
+        """Registers that an asynchronous instruction delivers later stay reserved until the wait that
+        delivers them."""
         owed: dict[bool, set[str]] = {True: set(), False: set()}
         kept = []
         for form, (index, reads, writes) in zip(forms, accesses, strict=True):

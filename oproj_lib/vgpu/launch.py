@@ -1,9 +1,9 @@
 """One launch: the state of all its threads, and the scheduler that decides who runs next.
 
-There is one program counter per thread. Threads that stand at the same instruction form a *group* and execute it together,
-as numpy arrays over the threads of the whole grid. `schedule="program"` always runs the group with the lowest program
-counter, so unrolled straight-line code is one array operation per PTX instruction. A seed picks groups at random, splits
-them at warp boundaries, and lets asynchronous copies complete early.
+There is one program counter per thread. Threads that stand at the same instruction form a *group* and execute
+it together, as numpy arrays over the threads of the whole grid. `schedule="program"` always runs the group
+with the lowest program counter, so unrolled straight-line code is one array operation per PTX instruction. A
+seed picks groups at random, splits them at warp boundaries, and lets asynchronous copies complete early.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class Launch:
         return Lanes(None if ids.size == self.threads else ids, self.threads)
 
     def found(self, kind: str, message: str, op: Op, threads: np.ndarray, count: int | None = None) -> None:
-        """Records a finding. Later ones of the same kind in the same source line (or at the same instruction, without line
-        information) only add to its count: one mistake in unrolled code is one finding."""
+        """Records a finding. Later ones of the same kind in the same source line (or at the same instruction,
+        without line information) only add to its count: one mistake in unrolled code is one finding."""
         count = int(threads.size) if count is None else count
         instruction = op.instruction
         key = (kind, instruction.source or op.index)
@@ -491,6 +491,7 @@ class Launch:
     def _out_of_budget(self) -> None:
         for pc, ids in self.groups.items():
             self.found(
-                "endless", f"still running after {self.step_budget:,} steps: a loop that never ends, or polls what nobody writes",
+                "endless", f"still running after {self.step_budget:,} steps: a "
+                    "loop that never ends, or polls what nobody writes",
                 self.code.ops[pc], ids,
             )  # fmt: skip

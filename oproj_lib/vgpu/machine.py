@@ -57,7 +57,8 @@ class Module:
 def load(ptx: str) -> Module:
     """Parses and decodes PTX.
 
-    Raises MalformedPTX for what is not PTX, UnsupportedPTX for what the virtual GPU does not model; both name the PTX line.
+    Raises MalformedPTX for what is not PTX, UnsupportedPTX for what the virtual GPU does not model; both name
+    the PTX line.
     """
     file = parse(ptx)
     return Module(file, {name: Decoder(entry).decode() for name, entry in file.entries.items()})
@@ -71,7 +72,8 @@ class VirtualGPU:
         self._variables: dict[tuple[int, int], dict[str, Buffer]] = {}
 
     def upload(self, array: Any, name: str = "array", rank: int = 0) -> Buffer:
-        """Makes a contiguous numpy array or CPU torch tensor addressable, without copying: kernels write into it."""
+        """Makes a contiguous numpy array or CPU torch tensor addressable, without copying: kernels write into
+        it."""
         return self.space.add(array, name, rank, defined=True)
 
     def empty(self, shape: tuple[int, ...] | int, dtype: Any, name: str = "out", rank: int = 0) -> Buffer:
@@ -81,7 +83,8 @@ class VirtualGPU:
         return self.space.add(array, name, rank, defined=False)
 
     def multicast(self, members: list[Buffer] | tuple[Buffer, ...]) -> MulticastWindow:
-        """A window of addresses that stands for all members at once; only multimem instructions may use it."""
+        """A window of addresses that stands for all members at once; only multimem instructions may use
+        it."""
         return self.space.add_window(tuple(members))
 
     def free(self, item: Buffer | MulticastWindow) -> None:
@@ -109,12 +112,12 @@ class VirtualGPU:
     ) -> Report:
         """Runs one kernel over the whole grid.
 
-        `args`: a Buffer or MulticastWindow passes its address; numbers become the parameter's PTX type; bytes are copied.
-        `schedule`: "program" (lowest program counter first) or an integer seed (random warps).
-        `exact`: tensor-core arithmetic bit for bit, otherwise FP32.
-        `checks`: track undefined data and races (bounds, alignment and deadlocks are always checked).
-        `trace`: a CTA whose events are recorded in `Report.trace`.
-        `predecessor_writes`: buffers that the previous kernel may still write before `griddepcontrol.wait` returns.
+        `args`: a Buffer or MulticastWindow passes its address; numbers become the parameter's PTX type; bytes
+        are copied. `schedule`: "program" (lowest program counter first) or an integer seed (random warps).
+        `exact`: tensor-core arithmetic bit for bit, otherwise FP32. `checks`: track undefined data and races
+        (bounds, alignment and deadlocks are always checked). `trace`: a CTA whose events are recorded in
+        `Report.trace`. `predecessor_writes`: buffers that the previous kernel may still write before
+        `griddepcontrol.wait` returns.
 
         Raises ValueError for a launch that the hardware would refuse.
         """

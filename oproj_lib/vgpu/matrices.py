@@ -1,7 +1,8 @@
 """Matrix operands in shared memory: descriptors bit by bit, and where each element of a tile lies.
 
-Sources: PTX ISA, "Shared memory descriptor" and "Instruction descriptor" (tcgen05), "Matrix Descriptor Format" (wgmma),
-"Canonical Layouts" and "Swizzling modes". This is the hardware's view; it shares nothing with the kernels' layout code.
+Sources: PTX ISA, "Shared memory descriptor" and "Instruction descriptor" (tcgen05), "Matrix Descriptor
+Format" (wgmma), "Canonical Layouts" and "Swizzling modes". This is the hardware's view; it shares nothing
+with the kernels' layout code.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class DescriptorError(ValueError):
 
 @dataclass(frozen=True)
 class SharedDescriptor:
-    """A decoded matrix descriptor; everything in bytes. `swizzle` is the span of the pattern: 0, 32, 64 or 128."""
+    """A decoded matrix descriptor; everything in bytes. `swizzle` is the span of the pattern: 0, 32, 64 or
+    128."""
 
     address: int
     leading: int
@@ -43,26 +45,38 @@ def decode_shared(value: int, *, tcgen05: bool) -> SharedDescriptor:
     if tcgen05:
         version = _field(value, 46, 48)
         if version != 1:
-            raise DescriptorError(f"shared-memory descriptor {value:#018x}: bits 46-47 are {version}, must be 1 for tcgen05")
+            raise DescriptorError(
+                f"shared-memory descriptor {value:#018x}: bits 46-47 are {version}, must be 1 for tcgen05"
+            )
         if _field(value, 52, 53):
-            raise DescriptorError(f"shared-memory descriptor {value:#018x}: absolute leading-dimension mode (bit 52) is not modelled")
+            raise DescriptorError(
+                f"shared-memory descriptor {value:#018x}: absolute leading-dimension mode (bit 52) is not modelled"
+            )
         code, codes = _field(value, 61, 64), SWIZZLE_TCGEN05
     else:
         code, codes = _field(value, 62, 64), SWIZZLE_WGMMA
     if code not in codes:
-        raise DescriptorError(f"shared-memory descriptor {value:#018x}: swizzle code {code}; modelled: {sorted(codes)}")
+        raise DescriptorError(
+            f"shared-memory descriptor {value:#018x}: swizzle code {code}; modelled: {sorted(codes)}"
+        )
     return SharedDescriptor(
-        _field(value, 0, 14) << 4, _field(value, 16, 30) << 4, _field(value, 32, 46) << 4, _field(value, 49, 52), codes[code]
+        _field(value, 0, 14) << 4,
+        _field(value, 16, 30) << 4,
+        _field(value, 32, 46) << 4,
+        _field(value, 49, 52),
+        codes[code],
     )
 
 
 @cache
-def element_offsets(descriptor: SharedDescriptor, rows: int, columns: int, major_k: bool, element_bytes: int = 2) -> np.ndarray:
+def element_offsets(
+    descriptor: SharedDescriptor, rows: int, columns: int, major_k: bool, element_bytes: int = 2
+) -> np.ndarray:
     """Byte offsets [rows, columns] in shared memory of a tile; rows run along M or N, columns along K.
 
-    K-major: 8 rows at a pitch of one swizzle span (16 bytes without swizzle), the next 8 rows `stride` further. MN-major: spans of
-    elements along M or N at a pitch per k, 8 k to a group. Then address bits [4, 7) are XORed with bits [7, 10), as far as the
-    span reaches.
+    K-major: 8 rows at a pitch of one swizzle span (16 bytes without swizzle), the next 8 rows `stride`
+    further. MN-major: spans of elements along M or N at a pitch per k, 8 k to a group. Then address bits [4,
+    7) are XORed with bits [7, 10), as far as the span reaches.
     """
     r, k = np.arange(rows)[:, None], np.arange(columns)[None, :]
     span = descriptor.swizzle
@@ -71,13 +85,28 @@ def element_offsets(descriptor: SharedDescriptor, rows: int, columns: int, major
         if span:
             linear = r % ROWS * span + r // ROWS * descriptor.stride + byte
         else:
-            linear = r % ROWS * CORE_BYTES + r // ROWS * descriptor.stride + byte % CORE_BYTES + byte // CORE_BYTES * descriptor.leading
+            linear = (
+                r % ROWS * CORE_BYTES
+                + r // ROWS * descriptor.stride
+                + byte % CORE_BYTES
+                + byte // CORE_BYTES * descriptor.leading
+            )
     else:
         byte = r * element_bytes
         if span:
-            linear = byte % span + byte // span * descriptor.leading + k % ROWS * span + k // ROWS * descriptor.stride
+            linear = (
+                byte % span
+                + byte // span * descriptor.leading
+                + k % ROWS * span
+                + k // ROWS * descriptor.stride
+            )
         else:
-            linear = byte % CORE_BYTES + byte // CORE_BYTES * descriptor.stride + k % ROWS * CORE_BYTES + k // ROWS * descriptor.leading
+            linear = (
+                byte % CORE_BYTES
+                + byte // CORE_BYTES * descriptor.stride
+                + k % ROWS * CORE_BYTES
+                + k // ROWS * descriptor.leading
+            )
     return swizzled(descriptor.address + linear, span, descriptor.base_offset)
 
 
@@ -103,13 +132,16 @@ class InstructionDescriptor:
 
 
 def decode_instruction(value: int) -> InstructionDescriptor:
-    """Decodes the instruction descriptor of kind::f16. Raises DescriptorError for undefined or unmodelled codes."""
+    """Decodes the instruction descriptor of kind::f16. Raises DescriptorError for undefined or unmodelled
+    codes."""
 
     def refuse(what: str) -> DescriptorError:
         return DescriptorError(f"instruction descriptor {value:#010x}: {what}")
 
     if _field(value, 0, 4) or _field(value, 23, 24) or _field(value, 29, 32):
-        raise refuse("sparsity, saturation, max-shift and reserved bits must be 0 (sparse forms are not modelled)")
+        raise refuse(
+            "sparsity, saturation, max-shift and reserved bits must be 0 (sparse forms are not modelled)"
+        )
     d_type = {0: "f16", 1: "f32"}.get(_field(value, 4, 6))
     types = {0: "f16", 1: "bf16"}
     a_type, b_type = types.get(_field(value, 7, 10)), types.get(_field(value, 10, 13))
@@ -131,7 +163,7 @@ def decode_instruction(value: int) -> InstructionDescriptor:
 
 @cache
 def accumulator_lanes(m: int, base: int) -> np.ndarray:
-    """TMEM lane of each row of D (PTX ISA, "Data Path Layout Organization"): M = 128 uses all lanes, M = 64 lanes 0-15 (or
-    16-31) of each warp's quarter."""
+    """TMEM lane of each row of D (PTX ISA, "Data Path Layout Organization"): M = 128 uses all lanes, M = 64
+    lanes 0-15 (or 16-31) of each warp's quarter."""
     row = np.arange(m)
     return base + (row if m == 128 else row % 16 + 32 * (row // 16))

@@ -1,8 +1,9 @@
 """mbarrier objects (PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier").
 
-An mbarrier lives in 8 bytes of shared memory. Its contents are opaque, so the virtual GPU keeps the state beside the memory: one
-`Mbarrier` per shared-memory offset holds it for all CTAs at once. A phase completes when no arrivals and no transaction bytes
-are pending; waiting for parity P succeeds once the current phase's parity is no longer P.
+An mbarrier lives in 8 bytes of shared memory. Its contents are opaque, so the virtual GPU keeps the state
+beside the memory: one `Mbarrier` per shared-memory offset holds it for all CTAs at once. A phase completes
+when no arrivals and no transaction bytes are pending; waiting for parity P succeeds once the current phase's
+parity is no longer P.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Mbarriers:
     def get(self, offset: int) -> Mbarrier:
         if offset not in self.at:
             n = self.launch.ctas
-            zeros = [np.zeros(n, np.int64) for _ in range(4)]
-            self.at[offset] = Mbarrier(offset, np.zeros(n, bool), *zeros)
+            expected, pending, tx, phase = (np.zeros(n, np.int64) for _ in range(4))
+            self.at[offset] = Mbarrier(offset, np.zeros(n, bool), expected, pending, tx, phase)
         return self.at[offset]
 
     def init(self, op: Op, offset: int, threads: np.ndarray, count: np.ndarray) -> None:
@@ -100,7 +101,16 @@ class Mbarriers:
         np.subtract.at(barrier.tx, cta, count)
         self._finish_phases(op, barrier, cta)
 
-    def arrive(self, op: Op, offset: int, threads: np.ndarray, count: np.ndarray | int, *, releases: bool = True, work: int = -1) -> None:
+    def arrive(
+        self,
+        op: Op,
+        offset: int,
+        threads: np.ndarray,
+        count: np.ndarray | int,
+        *,
+        releases: bool = True,
+        work: int = -1,
+    ) -> None:
         """Arrivals of `threads` (each of `count`), which release what their warps know."""
         cta = threads // self.launch.threads_per_cta
         good = self.get(offset).valid[cta]
@@ -118,7 +128,9 @@ class Mbarriers:
             self.launch.shadow.order.release(offset, threads >> 5)
         self._count_arrivals(op, self.get(offset), cta, threads, counts)
 
-    def _count_arrivals(self, op: Op, barrier: Mbarrier, cta: np.ndarray, threads: np.ndarray, counts: np.ndarray) -> None:
+    def _count_arrivals(
+        self, op: Op, barrier: Mbarrier, cta: np.ndarray, threads: np.ndarray, counts: np.ndarray
+    ) -> None:
         """A phase that completes part-way through a batch of arrivals hands the rest to the next phase."""
         arrivals = np.bincount(cta, counts, self.launch.ctas).astype(np.int64)
         while arrivals.any():
@@ -126,7 +138,10 @@ class Mbarriers:
             stuck = (arrivals > 0) & (barrier.pending == 0)
             if stuck.any():  # only transaction bytes are missing: one arrival too many
                 first = int(np.flatnonzero(stuck)[0])
-                message = f"mbarrier at shared byte {barrier.offset}: more arrivals than the {barrier.expected[first]} it expects"
+                message = (
+                    f"mbarrier at shared byte {barrier.offset}: more "
+                    f"arrivals than the {barrier.expected[first]} it expects"
+                )
                 self.launch.found("mbarrier overflow", message, op, threads[cta == first])
                 arrivals[stuck] = 0
                 continue
@@ -169,7 +184,8 @@ class Mbarriers:
                 cta = int(parked.threads[0] // launch.threads_per_cta)
                 tx = f", and {barrier.tx[cta]} bytes" if barrier.tx[cta] else ""
                 message = (
-                    f"waits for ever at the mbarrier at shared byte {barrier.offset} for parity {int(parked.parity[0])}: "
+                    "waits for ever at the mbarrier at shared byte "
+                    f"{barrier.offset} for parity {int(parked.parity[0])}: "
                     f"{barrier.expected[cta] - barrier.pending[cta]} of {barrier.expected[cta]} arrivals of phase "
                     f"{barrier.phase[cta]} have come in CTA {cta}{tx}"
                 )
@@ -181,12 +197,16 @@ def name_of(offset: int) -> str:
 
 
 def by_offset(launch: Launch, lanes: Lanes, addresses: Any) -> list[tuple[int, np.ndarray]]:
-    """Groups lanes by mbarrier: [(shared offset, positions)]. Generic addresses of the shared window are accepted."""
+    """Groups lanes by mbarrier: [(shared offset, positions)]. Generic addresses of the shared window are
+    accepted."""
     values = np.broadcast_to(np.asarray(addresses, np.int64), (lanes.count,))
     values = np.where(values >= SHARED_BASE, values - SHARED_BASE, values)
     bad = (values < 0) | (values + OBJECT_BYTES > launch.memory.shared_bytes) | (values % OBJECT_BYTES != 0)
     if bad.any():
-        message = f"mbarrier at shared byte {int(values[bad][0])} ({launch.memory.shared_bytes} bytes there), 8-byte aligned"
+        message = (
+            f"mbarrier at shared byte {int(values[bad][0])} "
+            f"({launch.memory.shared_bytes} bytes there), 8-byte aligned"
+        )
         launch.found("out of bounds", message, launch.op, lanes.threads()[bad])
     return [(int(v), np.flatnonzero(values == v)) for v in np.unique(values[~bad])]
 
@@ -199,9 +219,20 @@ def take_shared(form: Form) -> None:
 @opcode("mbarrier")
 def build_mbarrier(form: Form) -> Execute:
     form.take("b64")
-    action = form.take("init", "inval", "arrive", "arrive_drop", "expect_tx", "complete_tx", "test_wait", "try_wait", "pending_count")
+    action = form.take(
+        "init",
+        "inval",
+        "arrive",
+        "arrive_drop",
+        "expect_tx",
+        "complete_tx",
+        "test_wait",
+        "try_wait",
+        "pending_count",
+    )
     builders = {
-        "init": build_init, "inval": build_init, "arrive": build_arrive, "expect_tx": build_expect, "complete_tx": build_expect,
+        "init": build_init, "inval": build_init, "arrive": build_arrive, "expect_tx": build_expect,
+        "complete_tx": build_expect,
         "test_wait": build_wait, "try_wait": build_wait,
     }  # fmt: skip
     if action not in builders:
@@ -249,7 +280,9 @@ def build_arrive(form: Form, action: str) -> Execute:
 
     def execute(launch: Launch, lanes: Lanes) -> None:
         threads = lanes.threads()
-        amounts = np.broadcast_to(1 if amount is None else amount(launch, lanes.sel), (lanes.count,)).astype(np.int64)
+        amounts = np.broadcast_to(1 if amount is None else amount(launch, lanes.sel), (lanes.count,)).astype(
+            np.int64
+        )
         for offset, which in by_offset(launch, lanes, address(launch, lanes.sel)):
             if write is not None:  # the state: which phase this arrival belongs to
                 phase = launch.mbarriers.get(offset).phase[threads[which] // launch.threads_per_cta]
@@ -282,7 +315,8 @@ def build_expect(form: Form, action: str) -> Execute:
 
 
 def build_wait(form: Form, action: str) -> Execute:
-    """try_wait suspends the thread until the phase completes (it may, PTX ISA "mbarrier.try_wait"); test_wait never does."""
+    """try_wait suspends the thread until the phase completes (it may, PTX ISA "mbarrier.try_wait"); test_wait
+    never does."""
     by_parity = form.take("parity") is not None
     take_shared(form)
     while form.take(*ORDER, *SCOPE):
@@ -311,7 +345,11 @@ def build_wait(form: Form, action: str) -> Execute:
             if launch.shadow is not None and done.any():
                 launch.shadow.order.acquire(offset, threads[which][done] >> 5)
             passing = which if action == "test_wait" else which[done]
-            write(launch, lanes.pick(passing).sel, done if action == "test_wait" else np.ones(passing.size, bool))
+            write(
+                launch,
+                lanes.pick(passing).sel,
+                done if action == "test_wait" else np.ones(passing.size, bool),
+            )
             trace_wait(launch, barrier, threads[which], done, parity[which])
             if action == "try_wait" and not done.all():
                 parked = which[~done]
@@ -322,8 +360,11 @@ def build_wait(form: Form, action: str) -> Execute:
     return execute
 
 
-def trace_wait(launch: Launch, barrier: Mbarrier, threads: np.ndarray, done: np.ndarray, parity: np.ndarray) -> None:
-    """Records who waits for, and who passes, which phase: the latest with that parity that has begun or completed."""
+def trace_wait(
+    launch: Launch, barrier: Mbarrier, threads: np.ndarray, done: np.ndarray, parity: np.ndarray
+) -> None:
+    """Records who waits for, and who passes, which phase: the latest with that parity that has begun or
+    completed."""
     if launch.trace is None:
         return
     phase = barrier.phase[threads // launch.threads_per_cta]
@@ -346,7 +387,12 @@ def build_mapa(form: Form) -> Execute:
     def execute(launch: Launch, lanes: Lanes) -> None:
         other = np.broadcast_to(rank(launch, lanes.sel), (lanes.count,)) != 0
         if other.any():
-            launch.found("bad operand", "mapa to another CTA: clusters of one CTA are modelled", launch.op, lanes.threads()[other])
+            launch.found(
+                "bad operand",
+                "mapa to another CTA: clusters of one CTA are modelled",
+                launch.op,
+                lanes.threads()[other],
+            )
         write(launch, lanes.sel, np.asarray(read(launch, lanes.sel)))
 
     return execute

@@ -1,5 +1,6 @@
-"""Memory of the virtual GPU: global allocations of R virtual ranks in one flat 64-bit address space, multicast windows over
-them, and the shared and local memory of one launch. Everything is bytes; nothing here knows instructions."""
+"""Memory of the virtual GPU: global allocations of R virtual ranks in one flat 64-bit address space,
+multicast windows over them, and the shared and local memory of one launch. Everything is bytes; nothing here
+knows instructions."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ WINDOW_SPAN = 1 << 32
 
 @dataclass(eq=False)
 class Region:
-    """A run of bytes that instructions can touch. `undefined` (uint16 per granule: an origin id, 0 = defined) and
-    `written` (bool per byte) exist only where they are tracked."""
+    """A run of bytes that instructions can touch. `undefined` (uint16 per granule: an origin id, 0 = defined)
+    and `written` (bool per byte) exist only where they are tracked."""
 
     name: str
     space: str
@@ -38,7 +39,8 @@ class Region:
 
 @dataclass(eq=False)
 class Buffer(Region):
-    """A global allocation: `address` is what kernels receive, `array` is the caller's own numpy array (no copy)."""
+    """A global allocation: `address` is what kernels receive, `array` is the caller's own numpy array (no
+    copy)."""
 
     address: int = 0
     rank: int = 0
@@ -51,7 +53,8 @@ class Buffer(Region):
 
 @dataclass(eq=False)
 class MulticastWindow:
-    """A window of addresses that stands for the same offset in every member (PTX ISA, "multimem addresses")."""
+    """A window of addresses that stands for the same offset in every member (PTX ISA, "multimem
+    addresses")."""
 
     address: int
     members: tuple[Buffer, ...]
@@ -79,7 +82,8 @@ class AddressSpace:
         array = as_numpy(array, name)
         if not array.flags.c_contiguous:
             raise ValueError(
-                f"buffer {name!r}: shape {array.shape} with strides {array.strides} is not contiguous; pass numpy.ascontiguousarray(array)"
+                f"buffer {name!r}: shape {array.shape} with strides {array.strides} "
+                "is not contiguous; pass numpy.ascontiguousarray(array)"
             )
         raw = array.reshape(-1).view(np.uint8)
         address = self.next_free[rank]

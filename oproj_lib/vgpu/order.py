@@ -1,9 +1,10 @@
 """Happens-before between the warps of a CTA, as vector clocks.
 
-`known[v, w]` is how much of warp w's history warp v comes after. Barriers join the knowledge of all who meet; an mbarrier collects
-what its arrivals know (release) and gives it to whoever sees the phase complete (acquire). `fenced[v, w]` is the part of that
-knowledge that a `fence.proxy.async` has made visible to the asynchronous proxy (PTX ISA, "Async proxy"): the fence may be executed
-by the writer before it signals, or by the reader after it has waited.
+`known[v, w]` is how much of warp w's history warp v comes after. Barriers join the knowledge of all who meet;
+an mbarrier collects what its arrivals know (release) and gives it to whoever sees the phase complete
+(acquire). `fenced[v, w]` is the part of that knowledge that a `fence.proxy.async` has made visible to the
+asynchronous proxy (PTX ISA, "Async proxy"): the fence may be executed by the writer before it signals, or by
+the reader after it has waited.
 """
 
 from __future__ import annotations
@@ -13,8 +14,14 @@ import numpy as np
 CLOCK_LIMIT = np.iinfo(np.uint16).max
 
 
+def merge(into: np.ndarray, rows: np.ndarray, clocks: np.ndarray) -> None:
+    """into[rows[i]] = max(into[rows[i]], clocks[i]) for every i; rows may repeat."""
+    np.maximum.at(into, rows, clocks)
+
+
 class HappensBefore:
-    """Vector clocks of all warps of a launch. Warps are numbered across CTAs; columns are warps within the CTA."""
+    """Vector clocks of all warps of a launch. Warps are numbered across CTAs; columns are warps within the
+    CTA."""
 
     def __init__(self, ctas: int, warps: int) -> None:
         self.warps = warps
@@ -22,7 +29,9 @@ class HappensBefore:
         self.fenced = np.zeros((ctas * warps, warps), np.uint16)
         self.own = np.arange(ctas * warps) % warps
         self.tick(np.arange(ctas * warps))
-        self._collected: dict[int, np.ndarray] = {}  # offset -> [CTA, known or fenced, warp] of the phase under way
+        self._collected: dict[
+            int, np.ndarray
+        ] = {}  # offset -> [CTA, known or fenced, warp] of the phase under way
         self._released: dict[int, np.ndarray] = {}  # the same, of all phases that have completed
         self.ctas = ctas
 
@@ -61,15 +70,15 @@ class HappensBefore:
         """Warps arrive at the mbarrier at this offset."""
         warps = np.unique(warps)
         slot = self._slot(self._collected, offset)
-        np.maximum.at(slot, (warps // self.warps, 0), self.known[warps])
-        np.maximum.at(slot, (warps // self.warps, 1), self.fenced[warps])
+        merge(slot[:, 0], warps // self.warps, self.known[warps])
+        merge(slot[:, 1], warps // self.warps, self.fenced[warps])
         self.tick(warps)
 
     def release_snapshot(self, offset: int, ctas: np.ndarray, known: np.ndarray, fenced: np.ndarray) -> None:
         """An arrival with the knowledge of an earlier moment (tcgen05.commit)."""
         slot = self._slot(self._collected, offset)
-        np.maximum.at(slot, (ctas, 0), known)
-        np.maximum.at(slot, (ctas, 1), fenced)
+        merge(slot[:, 0], ctas, known)
+        merge(slot[:, 1], ctas, fenced)
 
     def complete(self, offset: int, ctas: np.ndarray) -> None:
         """The phase completes in these CTAs."""

@@ -1,7 +1,7 @@
 """The register file: one row per register, one column per thread of the whole grid.
 
-PTX registers are virtual and in the thousands; `allocate_rows` gives each one a row for the part of the program in
-which it lives, so that a launch needs a few hundred rows and the hot ones stay in cache.
+PTX registers are virtual and in the thousands; `allocate_rows` gives each one a row for the part of the
+program in which it lives, so that a launch needs a few hundred rows and the hot ones stay in cache.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ def live_intervals(
 ) -> dict[str, Interval]:
     """For each register the range of instruction indices in which its row must not be reused.
 
-    `accesses` lists (index, reads, writes) in program order; `back_edges` are (from, to) with to <= from. A register that
-    is live into a loop stays live to the loop's end; one that is read before it is written inside a loop is carried round it.
+    `accesses` lists (index, reads, writes) in program order; `back_edges` are (from, to) with to <= from. A
+    register that is live into a loop stays live to the loop's end; one that is read before it is written
+    inside a loop is carried round it.
     """
     intervals: dict[str, Interval] = {}
     for index, reads, writes in accesses:
@@ -118,7 +119,8 @@ def allocate_rows(
 
 
 class RegisterFile:
-    """Rows of raw bits for `threads` threads; `poison` maps a row to the origin id of its undefined data (0: defined)."""
+    """Rows of raw bits for `threads` threads; `poison` maps a row to the origin id of its undefined data (0:
+    defined)."""
 
     def __init__(self, counts: dict[str, int], threads: int) -> None:
         self.files = {kind: np.zeros((counts[kind], threads), dtype) for kind, dtype in CLASS_DTYPE.items()}

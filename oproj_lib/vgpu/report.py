@@ -1,4 +1,5 @@
-"""What a launch says: findings (something is wrong, where, in which Python line) and counters (no errors, just facts)."""
+"""What a launch says: findings (something is wrong, where, in which Python line) and counters (no errors,
+just facts)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from .trace import Trace
 
 @dataclass
 class Finding:
-    """One kind of mistake in one source line; `cta`, `warp`, `lane` and the PTX are the first that made it, `count` how often."""
+    """One kind of mistake in one source line; `cta`, `warp`, `lane` and the PTX are the first that made it,
+    `count` how often."""
 
     kind: str
     message: str
@@ -52,8 +54,8 @@ class InstructionCount:
 
 @dataclass
 class Counters:
-    """Totals of one launch. `by_line` maps a PTX line to its share of the memory traffic, `thread_instructions_by_line` to how
-    many threads executed it."""
+    """Totals of one launch. `by_line` maps a PTX line to its share of the memory traffic,
+    `thread_instructions_by_line` to how many threads executed it."""
 
     thread_instructions: int = 0
     warp_instructions: int = 0
@@ -104,7 +106,10 @@ class Report:
 
     def __str__(self) -> str:
         rate = self.counters.thread_instructions / self.seconds / 1e6 if self.seconds else 0.0
-        head = f"{self.entry}: {self.counters.thread_instructions:,} thread-instructions in {self.seconds:.3f} s ({rate:.0f} M/s)"
+        head = (
+            f"{self.entry}: {self.counters.thread_instructions:,} "
+            f"thread-instructions in {self.seconds:.3f} s ({rate:.0f} M/s)"
+        )
         return (
             "\n".join([head, *(str(finding) for finding in self.findings)])
             if self.findings

@@ -1,10 +1,12 @@
-"""What each byte of memory and each register knows about itself, kept only when a launch runs with `checks=True`.
+"""What each byte of memory and each register knows about itself, kept only when a launch runs with
+`checks=True`.
 
-* Undefined data: memory nobody wrote, or that an asynchronous copy has yet to deliver, carries an *origin* (which
-  instruction is to blame). Loads move the origin into a register, arithmetic spreads it, and it is reported when it reaches
-  global memory, an address or a branch. Undefined data that nobody uses is legal.
-* Races in shared memory: one vector clock per warp, joined by barriers (Flanagan and Freund, "FastTrack", PLDI 2009, with a
-  read clock per warp and word). Two accesses of one word, one of them a write, must be ordered whatever the schedule was.
+* Undefined data: memory nobody wrote, or that an asynchronous copy has yet to deliver, carries an *origin*
+  (which instruction is to blame). Loads move the origin into a register, arithmetic spreads it, and it is
+  reported when it reaches global memory, an address or a branch. Undefined data that nobody uses is legal.
+* Races in shared memory: one vector clock per warp, joined by barriers (Flanagan and Freund, "FastTrack",
+  PLDI 2009, with a read clock per warp and word). Two accesses of one word, one of them a write, must be
+  ordered whatever the schedule was.
 """
 
 from __future__ import annotations
@@ -88,9 +90,10 @@ def mark_writes(  # type: ignore[no-untyped-def]
     same_new,
     atomic,
 ):
-    """Records writes. A write must come after every read, after every atomic (unless it is one), and after the last write
-    unless both leave the same bytes: `same_old` says that the bytes were there before, `same_new` that they are there after
-    the whole instruction (for two warps in one instruction). Result as `mark_reads`."""
+    """Records writes. A write must come after every read, after every atomic (unless it is one), and after
+    the last write unless both leave the same bytes: `same_old` says that the bytes were there before,
+    `same_new` that they are there after the whole instruction (for two warps in one instruction). Result as
+    `mark_reads`."""
     bad, bad_word, other, other_pc, count = -1, -1, -1, -1, 0
     per_cta = vector.shape[1]
     for i in range(words.size):
@@ -129,8 +132,8 @@ def mark_writes(  # type: ignore[no-untyped-def]
 def mark_async_reads(  # type: ignore[no-untyped-def]
     words, warps, pc, known, fenced, writer, write_clock, write_pc, read_clock, read_pc
 ):
-    """Reads through the asynchronous proxy: after the last write, with a proxy fence between. As `mark_reads`,
-    and whether the first offence is a missing fence rather than a missing order."""
+    """Reads through the asynchronous proxy: after the last write, with a proxy fence between. As
+    `mark_reads`, and whether the first offence is a missing fence rather than a missing order."""
     bad, bad_word, other, other_pc, count, unfenced = -1, -1, -1, -1, 0, False
     per_cta = known.shape[1]
     for i in range(words.size):
@@ -189,11 +192,13 @@ class Shadow:
         same: tuple[np.ndarray, np.ndarray] | None = None,
         atomic: bool = False,
     ) -> None:
-        """Checks one access of `size` bytes per thread; `offsets` are flat (CTA stride included). `same`: per thread, whether a
-        write leaves the bytes that were there before, and the bytes that are there after the whole instruction."""
+        """Checks one access of `size` bytes per thread; `offsets` are flat (CTA stride included). `same`: per
+        thread, whether a write leaves the bytes that were there before, and the bytes that are there after
+        the whole instruction."""
         words, repeated = self._granules(threads, offsets, size)
         state = (
-            self.order.known, self.writer, self.write_clock, self.write_pc, self.read_clock, self.read_pc, self.atomic_clock,
+            self.order.known, self.writer, self.write_clock, self.write_pc, self.read_clock,
+            self.read_pc, self.atomic_clock,
         )  # fmt: skip
         if write:
             self.check_async_readers(op, repeated, words)
@@ -241,8 +246,8 @@ class Shadow:
     # -- the asynchronous proxy ---------------------------------------------------------------------------------
 
     def start_async_reads(self, op: Op, threads: np.ndarray, tiles: list[np.ndarray]) -> np.ndarray:
-        """A tensor-core operation begins to read tiles (byte offsets within a CTA) of shared memory. Returns the
-        flat words."""
+        """A tensor-core operation begins to read tiles (byte offsets within a CTA) of shared memory. Returns
+        the flat words."""
         launch = self.launch
         inside = np.unique(np.concatenate([tile.reshape(-1) for tile in tiles]) // self.granule)
         bases = threads // launch.threads_per_cta * (launch.memory.shared_stride // self.granule)
@@ -264,7 +269,10 @@ class Shadow:
         self, op: Op, thread: np.ndarray, word: int, other: int, other_pc: int, count: int, unfenced: bool
     ) -> None:
         offset = word * self.granule % self.launch.memory.shared_stride
-        what = f"{op.instruction.op} reads shared memory byte {offset}, written by warp {other} at {self.place(other_pc)}, "
+        what = (
+            f"{op.instruction.op} reads shared memory byte {offset}, "
+            f"written by warp {other} at {self.place(other_pc)}, "
+        )
         if unfenced:
             what += "without fence.proxy.async in between: the asynchronous proxy may see old data"
             self.launch.found("missing proxy fence", what, op, thread, count=count)
@@ -289,12 +297,15 @@ class Shadow:
             offset = int(words[busy][0]) * self.granule % self.launch.memory.shared_stride
             reader = self.launch.code.ops[self.async_pc].instruction.op
             message = (
-                f"write to shared memory byte {offset} while {reader} at {self.place(self.async_pc)} is in flight and may "
+                f"write to shared memory byte {offset} while {reader} "
+                f"at {self.place(self.async_pc)} is in flight and may "
                 "still read it"
             )
             self.launch.found("race", message, op, threads[busy])
 
-    def check_tensor_overwrite(self, op: Op, threads: np.ndarray, ctas: np.ndarray, column: int, n: int) -> None:
+    def check_tensor_overwrite(
+        self, op: Op, threads: np.ndarray, ctas: np.ndarray, column: int, n: int
+    ) -> None:
         """An MMA that overwrites columns which another warp's tcgen05.ld is not ordered before."""
         clocks = self.launch.tmem.read_clock[ctas, column : column + n]
         late = clocks > self.order.known[threads >> 5][:, None, :]

@@ -1,8 +1,9 @@
-"""Blackwell's tensor memory and tcgen05 instructions (PTX ISA, "TensorCore 5th Generation Family Instructions").
+"""Blackwell's tensor memory and tcgen05 instructions (PTX ISA, "TensorCore 5th Generation Family
+Instructions").
 
-Tensor memory: 128 lanes x 512 columns of 32 bits per CTA. A warp reaches the 32 lanes of its quarter, 32 * (warp % 4). tcgen05.mma,
-.ld and .st are asynchronous: MMAs read shared memory and write D when they complete (see `asynchrony`), loads deliver at
-tcgen05.wait::ld.
+Tensor memory: 128 lanes x 512 columns of 32 bits per CTA. A warp reaches the 32 lanes of its quarter, 32 *
+(warp % 4). tcgen05.mma, .ld and .st are asynchronous: MMAs read shared memory and write D when they complete
+(see `asynchrony`), loads deliver at tcgen05.wait::ld.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ K = 16  # of one kind::f16 MMA
 
 @dataclass
 class Pieces:
-    """What one warp-level load or store touches: per lane and register, the TMEM lane (within the quarter) and column."""
+    """What one warp-level load or store touches: per lane and register, the TMEM lane (within the quarter)
+    and column."""
 
     lane: np.ndarray
     column: np.ndarray
@@ -63,7 +65,9 @@ class TensorMemory:
         """First column of a new allocation, or -1 if it does not fit (hardware would block)."""
         launch, thread = self.launch, np.array([cta * self.launch.threads_per_cta])
         if self.relinquished[cta]:
-            launch.found("tensor memory", "tcgen05.alloc after relinquish_alloc_permit in this CTA", op, thread)
+            launch.found(
+                "tensor memory", "tcgen05.alloc after relinquish_alloc_permit in this CTA", op, thread
+            )
         if columns < MIN_COLUMNS or columns > COLUMNS or columns & (columns - 1):
             message = f"tcgen05.alloc of {columns} columns: a power of two from {MIN_COLUMNS} to {COLUMNS}"
             launch.found("bad operand", message, op, thread)
@@ -73,7 +77,12 @@ class TensorMemory:
                 self.owner[cta, start : start + columns] = op.index
                 self.size[cta, start] = columns
                 return start
-        launch.found("tensor memory", f"tcgen05.alloc of {columns} columns blocks for ever: CTA {cta} has no room", op, thread)
+        launch.found(
+            "tensor memory",
+            f"tcgen05.alloc of {columns} columns blocks for ever: CTA {cta} has no room",
+            op,
+            thread,
+        )
         return -1
 
     def free(self, op: Op, cta: int, column: int, columns: int) -> None:
@@ -81,7 +90,12 @@ class TensorMemory:
         size = self.size.pop((cta, column), None)
         if size != columns:
             held = "nothing is allocated there" if size is None else f"{size} columns are allocated there"
-            launch.found("tensor memory", f"tcgen05.dealloc of {columns} columns at column {column}: {held}", op, thread)
+            launch.found(
+                "tensor memory",
+                f"tcgen05.dealloc of {columns} columns at column {column}: {held}",
+                op,
+                thread,
+            )
             return
         if self.pending[cta, column : column + columns].any():
             message = f"tcgen05.dealloc of column {column} while a tcgen05.mma is still writing it"
@@ -94,7 +108,9 @@ class TensorMemory:
             cta, column = np.argwhere(leaked)[0]
             op = self.launch.code.ops[int(self.owner[cta, column])]
             columns = int(leaked[cta].sum())
-            message = f"{columns} columns of tensor memory are never freed (CTA {cta} ends without tcgen05.dealloc)"
+            message = (
+                f"{columns} columns of tensor memory are never freed (CTA {cta} ends without tcgen05.dealloc)"
+            )
             threads = np.flatnonzero(leaked.any(axis=1)) * self.launch.threads_per_cta
             self.launch.found("tensor memory leak", message, op, threads)
 
@@ -104,7 +120,10 @@ class TensorMemory:
         allocated = (self.owner[ctas[:, None], np.clip(columns, 0, COLUMNS - 1)] >= 0).all(axis=1)
         bad = ~(inside & allocated)
         if bad.any():
-            message = f"tensor memory columns {int(columns[bad][0].min())}..{int(columns[bad][0].max())} are not allocated"
+            message = (
+                "tensor memory columns "
+                f"{int(columns[bad][0].min())}..{int(columns[bad][0].max())} are not allocated"
+            )
             self.launch.found("out of bounds", message, op, threads[bad])
         return ~bad
 
@@ -152,7 +171,12 @@ def build_alloc(form: Form) -> Execute:
             cta = int(warp // launch.warps_per_cta)
             column = launch.tmem.allocate(launch.op, cta, int(count))
             if offset < 0 or offset + 4 > memory.shared_bytes or offset % 4:
-                launch.found("out of bounds", f"tcgen05.alloc writes shared byte {offset}", launch.op, np.array([warp * 32]))
+                launch.found(
+                    "out of bounds",
+                    f"tcgen05.alloc writes shared byte {offset}",
+                    launch.op,
+                    np.array([warp * 32]),
+                )
                 continue
             flat = np.array([cta * memory.shared_stride + offset])
             memory.shared.view(np.dtype(np.uint32), 1)[flat // 4] = np.uint32(max(column, 0))
@@ -182,7 +206,10 @@ def build_dealloc(form: Form) -> Execute:
                 late = tmem.read_clock[cta, column : column + int(count)] > seen
                 late[:, warp % launch.warps_per_cta] = False
                 if late.any():
-                    message = f"tcgen05.dealloc is not ordered after warp {np.argwhere(late)[0][1]}'s tcgen05.ld of these columns"
+                    message = (
+                        "tcgen05.dealloc is not ordered after warp "
+                        f"{np.argwhere(late)[0][1]}'s tcgen05.ld of these columns"
+                    )
                     launch.found("race", message, launch.op, np.array([warp * 32]))
             tmem.free(launch.op, cta, column, int(count))
 
@@ -200,8 +227,8 @@ def build_relinquish(form: Form) -> Execute:
 
 
 def build_fence(form: Form) -> Execute:
-    """Orders tcgen05 operations around thread synchronisation. The virtual GPU's order of tcgen05 operations follows from
-    completion alone, so the fence moves nothing; that one is missing is not reported."""
+    """Orders tcgen05 operations around thread synchronisation. The virtual GPU's order of tcgen05 operations
+    follows from completion alone, so the fence moves nothing; that one is missing is not reported."""
     form.finish(operands=0)
     return lambda launch, lanes: None
 
@@ -223,11 +250,14 @@ def build_wait(form: Form) -> Execute:
 
 
 def access_shape(form: Form, count: int, second: int) -> Pieces:
-    """Per lane and register: lane of the quarter, column offset (PTX ISA, "Matrix fragments for tcgen05.ld / st")."""
+    """Per lane and register: lane of the quarter, column offset (PTX ISA, "Matrix fragments for tcgen05.ld /
+    st")."""
     lane, register = np.arange(32)[:, None], np.arange(count)[None, :]
     if form.take("32x32b"):
         return Pieces(np.broadcast_to(lane, (32, count)), np.broadcast_to(register, (32, count)))
-    if form.take("16x32bx2"):  # lanes 0-15 from the base column, lanes 16-31 the same rows `second` columns further
+    if form.take(
+        "16x32bx2"
+    ):  # lanes 0-15 from the base column, lanes 16-31 the same rows `second` columns further
         return Pieces(np.broadcast_to(lane % 16, (32, count)), register + np.where(lane >= 16, second, 0))
     if form.take("16x128b"):
         half, step = register % 2, register // 2
@@ -277,7 +307,11 @@ def build_ld(form: Form) -> Execute:
             origin = read_checks(launch, warps, cta, lane, column)
         launch.loads_in_flight.append(LoadInFlight(launch.op, threads, rows, values, origin))
         part = launch.lanes(threads)
-        blame = launch.shadow.origin("a tcgen05.ld that nobody waited for", launch.op) if launch.shadow is not None else 0
+        blame = (
+            launch.shadow.origin("a tcgen05.ld that nobody waited for", launch.op)
+            if launch.shadow is not None
+            else 0
+        )
         for row in rows:
             if row is not None:
                 launch.regs.files["w"][row.index, part.sel] = 0xFFFFFFFF
@@ -312,13 +346,16 @@ def deliver(launch: Launch, load: LoadInFlight, keep: np.ndarray) -> None:
 
 
 def locate(launch: Launch, lanes: Lanes, address: Any, pieces: Pieces) -> tuple[np.ndarray, ...] | None:
-    """(warps, CTA, TMEM lane, column), the last three [warps, 32, registers], of a warp-wide access; None if all is refused."""
+    """(warps, CTA, TMEM lane, column), the last three [warps, 32, registers], of a warp-wide access; None if
+    all is refused."""
     op = launch.op
     warps, _, sel = whole_warps(launch, lanes)
     bases = on_warps(address(launch, sel), warps).astype(np.int64)
     threads = warps * 32
     if (bases != bases[:, :1]).any():
-        launch.found("bad operand", "the lanes of a warp disagree about the tensor memory address", op, threads)
+        launch.found(
+            "bad operand", "the lanes of a warp disagree about the tensor memory address", op, threads
+        )
     base_lane, base_column = bases[:, 0] >> 16, bases[:, 0] & 0xFFFF
     quarter = warps % launch.warps_per_cta % 4 * QUARTER
     lane = base_lane[:, None, None] + pieces.lane
@@ -327,7 +364,8 @@ def locate(launch: Launch, lanes: Lanes, address: Any, pieces: Pieces) -> tuple[
     if outside.any():
         w = int(np.flatnonzero(outside)[0])
         message = (
-            f"warp {warps[w] % launch.warps_per_cta} reaches tensor memory lanes {quarter[w]}..{quarter[w] + QUARTER - 1}, "
+            f"warp {warps[w] % launch.warps_per_cta} reaches tensor "
+            f"memory lanes {quarter[w]}..{quarter[w] + QUARTER - 1}, "
             f"not {lane[w].min()}..{lane[w].max()}"
         )
         launch.found("lane quarter", message, op, threads[outside])
@@ -344,13 +382,17 @@ def locate(launch: Launch, lanes: Lanes, address: Any, pieces: Pieces) -> tuple[
     )
 
 
-def read_checks(launch: Launch, warps: np.ndarray, cta: np.ndarray, lane: np.ndarray, column: np.ndarray) -> np.ndarray:
+def read_checks(
+    launch: Launch, warps: np.ndarray, cta: np.ndarray, lane: np.ndarray, column: np.ndarray
+) -> np.ndarray:
     """Origins of the values read; reports columns that an MMA in flight still writes."""
     shadow, tmem = launch.shadow, launch.tmem
     assert shadow is not None and tmem.undefined is not None
     busy = tmem.pending[cta, column].any(axis=(1, 2)) > 0
     if busy.any():
-        message = "tcgen05.ld of columns that a tcgen05.mma in flight still writes: wait for its tcgen05.commit"
+        message = (
+            "tcgen05.ld of columns that a tcgen05.mma in flight still writes: wait for its tcgen05.commit"
+        )
         launch.found("race", message, launch.op, warps[busy] * 32)
     clock = shadow.order.known[warps, warps % launch.warps_per_cta]
     w = (warps % launch.warps_per_cta)[:, None, None]
@@ -385,7 +427,9 @@ def build_st(form: Form) -> Execute:
         if launch.shadow is None or tmem.undefined is None:
             return
         if tmem.pending[cta, column].any():
-            message = "tcgen05.st to columns that a tcgen05.mma in flight still writes: wait for its tcgen05.commit"
+            message = (
+                "tcgen05.st to columns that a tcgen05.mma in flight still writes: wait for its tcgen05.commit"
+            )
             launch.found("race", message, launch.op, warps * 32)
         origins = np.zeros((threads.size, count), np.uint16)
         for i, row in enumerate(rows):
@@ -435,8 +479,14 @@ class MmaInFlight:
         tmem, region = launch.tmem, launch.memory.shared
         a, b = (gather(launch, region, tile, self.ctas) for tile in (self.a, self.b))
         everyone = self.ctas.size == launch.ctas
-        where = (self.lanes, self.columns()) if everyone else np.ix_(self.lanes, self.column_numbers(), self.ctas)
-        d = tmem.data[where] if self.accumulate.any() else np.zeros((self.shape.m, self.shape.n, self.ctas.size), np.uint32)
+        where = (
+            (self.lanes, self.columns()) if everyone else np.ix_(self.lanes, self.column_numbers(), self.ctas)
+        )
+        d = (
+            tmem.data[where]
+            if self.accumulate.any()
+            else np.zeros((self.shape.m, self.shape.n, self.ctas.size), np.uint32)
+        )
         if not self.accumulate.all():
             d = np.where(self.accumulate, d, np.uint32(0))
         result = dot(
@@ -462,7 +512,11 @@ def undefined_of(launch: Launch, tile: Tile, ctas: np.ndarray) -> np.ndarray:
     """The origin of undefined data per row of a tile: [rows, CTAs]."""
     shared = launch.memory.shared
     assert shared.undefined is not None
-    granules = tile.offsets[:, :: max(1, shared.granule // 2)] // shared.granule if tile.k_major else tile.offsets // shared.granule
+    granules = (
+        tile.offsets[:, :: max(1, shared.granule // 2)] // shared.granule
+        if tile.k_major
+        else tile.offsets // shared.granule
+    )
     flat = granules[:, :, None] + ctas * (launch.memory.shared_stride // shared.granule)
     return shared.undefined[flat].max(axis=1)
 
@@ -491,12 +545,15 @@ def build_mma(form: Form) -> Execute:
         keys = np.stack([column.astype(np.uint64) for column in columns], axis=1)
         for key in np.unique(keys, axis=0):  # mostly one: all CTAs use the same addresses
             which = np.flatnonzero((keys == key).all(axis=1))
-            issue(launch, threads[which], *(int(v) for v in key), enable[which])
+            to, a_value, b_value, shape = (int(v) for v in key)
+            issue(launch, threads[which], to, a_value, b_value, shape, enable[which])
 
     return execute
 
 
-def issue(launch: Launch, threads: np.ndarray, d: int, a: int, b: int, descriptor: int, enable: np.ndarray) -> None:
+def issue(
+    launch: Launch, threads: np.ndarray, d: int, a: int, b: int, descriptor: int, enable: np.ndarray
+) -> None:
     """Starts one MMA in the CTAs of these threads."""
     op, tmem = launch.op, launch.tmem
     ctas = threads // launch.threads_per_cta
@@ -519,11 +576,19 @@ def issue(launch: Launch, threads: np.ndarray, d: int, a: int, b: int, descripto
     base, column = d >> 16, d & 0xFFFF
     lanes = accumulator_lanes(shape.m, base)
     if lanes.max() >= LANES or base not in (0, 16):
-        launch.found("out of bounds", f"D at tensor memory lane {base} with M = {shape.m}: lane 0 (or 16 for M = 64)", op, threads)
+        launch.found(
+            "out of bounds",
+            f"D at tensor memory lane {base} with M = {shape.m}: lane 0 (or 16 for M = 64)",
+            op,
+            threads,
+        )
         return
     for tile, name in zip(tiles, "AB", strict=True):
         if tile.offsets.max() + 2 > launch.memory.shared_bytes:
-            message = f"operand {name} reaches shared byte {tile.offsets.max() + 1} ({launch.memory.shared_bytes} bytes there)"
+            message = (
+                f"operand {name} reaches shared byte {tile.offsets.max() + 1} "
+                f"({launch.memory.shared_bytes} bytes there)"
+            )
             launch.found("out of bounds", message, op, threads)
             return
     wanted = np.broadcast_to(np.arange(column, column + shape.n), (ctas.size, shape.n))

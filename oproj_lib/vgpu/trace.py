@@ -1,5 +1,5 @@
-"""What happened in one CTA, in order: who executed what, which barrier phases were waited for, reached and completed, and what
-ran beside the threads. The raw material of timelines; it carries no time, only order."""
+"""What happened in one CTA, in order: who executed what, which barrier phases were waited for, reached and
+completed, and what ran beside the threads. The raw material of timelines; it carries no time, only order."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ ASYNC = -1  # the "warp" of what happens beside the threads
 class Event:
     """One thing that happened.
 
-    kind: "execute" (a warp executed an instruction), "arrive" and "arrive and wait" (at a barrier phase), "wait" (a warp has to wait for a barrier
-    phase), "pass" (it goes on), "complete" (a barrier phase), "start" and "finish" (of asynchronous work). `barrier` is
-    "mbarrier@OFFSET" or "barrier N"; `work` numbers the asynchronous work of start, finish, and of arrivals that it makes.
+    kind: "execute" (a warp executed an instruction), "arrive" and "arrive and wait" (at a barrier phase),
+    "wait" (a warp has to wait for a barrier phase), "pass" (it goes on), "complete" (a barrier phase),
+    "start" and "finish" (of asynchronous work). `barrier` is "mbarrier@OFFSET" or "barrier N"; `work` numbers
+    the asynchronous work of start, finish, and of arrivals that it makes.
     """
 
     order: int
@@ -57,9 +58,13 @@ class Trace:
         for warp, count in self.warps_of(lanes.threads()):
             self._add("execute", warp, op, lanes=count)
 
-    def at_barrier(self, kind: str, op: Op, threads: np.ndarray, barrier: str, phase: int, work: int = -1) -> None:
+    def at_barrier(
+        self, kind: str, op: Op, threads: np.ndarray, barrier: str, phase: int, work: int = -1
+    ) -> None:
         for warp, count in self.warps_of(threads):
-            self._add(kind, ASYNC if work >= 0 else warp, op, barrier=barrier, phase=phase, work=work, lanes=count)
+            self._add(
+                kind, ASYNC if work >= 0 else warp, op, barrier=barrier, phase=phase, work=work, lanes=count
+            )
 
     def completed(self, op: Op, ctas: np.ndarray, barrier: str, phase: int) -> None:
         if self.cta in ctas:

@@ -1,7 +1,8 @@
 """Hopper's warpgroup matrix instructions (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions").
 
-D [64, N] += A [64, 16] B [N, 16]^T by four warps, 16 rows each; A from shared memory or registers, B from shared memory, D in
-registers. A multiply reads shared memory and delivers D when its warp waits for its group.
+D [64, N] += A [64, 16] B [N, 16]^T by four warps, 16 rows each; A from shared memory or registers, B from
+shared memory, D in registers. A multiply reads shared memory and delivers D when its warp waits for its
+group.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class WarpgroupMultiply:
 
 
 def fragment(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """(row, column) of D register i of a lane, [N / 2, 32] (PTX ISA, "Register fragment D of wgmma.mma_async.m64nNk16")."""
+    """(row, column) of D register i of a lane, [N / 2, 32] (PTX ISA, "Register fragment D of
+    wgmma.mma_async.m64nNk16")."""
     i = np.arange(n // 2)[:, None]
     return LANE // 4 + 8 * (i // 2 % 2), 8 * (i // 4) + 2 * (LANE % 4) + i % 2
 
@@ -82,7 +84,16 @@ class WarpgroupMultiplies:
         c = np.zeros((WARP_ROWS, n, item.warps.size), np.uint32)
         held = np.stack([file[r.index, sel] for r in item.rows]).reshape(len(item.rows), -1, 32)
         c[row, column] = np.where(item.accumulate[None, :, None], held, np.uint32(0)).transpose(0, 2, 1)
-        d = dot(np.ascontiguousarray(a), np.ascontiguousarray(b), c, item.kind, item.kind, "f32", exact=launch.exact, arch=launch.arch)
+        d = dot(
+            np.ascontiguousarray(a),
+            np.ascontiguousarray(b),
+            c,
+            item.kind,
+            item.kind,
+            "f32",
+            exact=launch.exact,
+            arch=launch.arch,
+        )
         delivered = d[row, column].transpose(0, 2, 1).reshape(len(item.rows), -1)
         for i, r in enumerate(item.rows):
             file[r.index, sel] = delivered[i]
@@ -97,7 +108,9 @@ class WarpgroupMultiplies:
             shadow.finish_async_reads(words)
         shared = launch.memory.shared
         assert shared.undefined is not None
-        origin = shared.undefined[item.b_offsets // shared.granule].max(axis=1)[column]  # [registers, 32, warps]
+        origin = shared.undefined[item.b_offsets // shared.granule].max(axis=1)[
+            column
+        ]  # [registers, 32, warps]
         if item.a_offsets is not None:
             origin = np.maximum(origin, shared.undefined[item.a_offsets // shared.granule].max(axis=1)[row])
         origin = origin.transpose(0, 2, 1).reshape(len(item.rows), -1)
@@ -108,7 +121,9 @@ class WarpgroupMultiplies:
             total = origin[i]
             for held in (now, None if item.before is None else item.before[i]):
                 if held is not None:
-                    total = np.maximum(total, np.where(keep & ~np.isin(held, shadow.in_flight), held, 0).astype(np.uint16))
+                    total = np.maximum(
+                        total, np.where(keep & ~np.isin(held, shadow.in_flight), held, 0).astype(np.uint16)
+                    )
             shadow.set(r, lanes, total if total.any() else None)
 
 
@@ -196,7 +211,9 @@ def build_mma_async(form: Form) -> Execute:
 
     def execute(launch: Launch, lanes: Lanes) -> None:
         warps, _, sel = whole_warps(launch, lanes)
-        accumulate = np.full(warps.size, constant) if scale_d is None else on_warps(scale_d(launch, sel), warps)[:, 0]
+        accumulate = (
+            np.full(warps.size, constant) if scale_d is None else on_warps(scale_d(launch, sel), warps)[:, 0]
+        )
         descriptors = [None if r is None else on_warps(r(launch, sel), warps)[:, 0] for r in (a, b)]
         values = np.stack([np.zeros(warps.size, np.uint64) if v is None else v for v in descriptors], axis=1)
         bits = registers_a(launch, sel, a_rows) if registers_hold_a else None
@@ -212,11 +229,15 @@ def build_mma_async(form: Form) -> Execute:
 
 def registers_a(launch: Launch, sel: Any, rows: list[Row]) -> np.ndarray:
     """A [16, K, warps] from the fragment of mma.m16n8k16."""
-    held = np.stack([launch.regs.files["w"][row.index, sel].reshape(-1, 32) for row in rows])  # [4, warps, 32]
+    held = np.stack(
+        [launch.regs.files["w"][row.index, sel].reshape(-1, 32) for row in rows]
+    )  # [4, warps, 32]
     a = np.zeros((WARP_ROWS, K, held.shape[1]), np.uint32)
     for r in range(4):
         for half in range(2):
-            a[LANE // 4 + 8 * (r % 2), 2 * (LANE % 4) + half + 8 * (r // 2)] = (held[r] >> np.uint32(16 * half) & np.uint32(0xFFFF)).T
+            a[LANE // 4 + 8 * (r % 2), 2 * (LANE % 4) + half + 8 * (r // 2)] = (
+                held[r] >> np.uint32(16 * half) & np.uint32(0xFFFF)
+            ).T
     return a
 
 
@@ -240,7 +261,8 @@ def tiles_of(
 
 
 def issue(
-    launch: Launch, warps: np.ndarray, tiles: tuple[np.ndarray | None, np.ndarray], a_bits: np.ndarray | None, kind: str,
+    launch: Launch, warps: np.ndarray, tiles: tuple[np.ndarray | None, np.ndarray],
+    a_bits: np.ndarray | None, kind: str,
     rows: list[Row], accumulate: np.ndarray,
 ) -> None:  # fmt: skip
     """Starts one multiply in these warps: warp w of a warpgroup computes rows 16 (w % 4) .. + 15."""
@@ -254,7 +276,9 @@ def issue(
     before = None
     if shadow is not None:
         for warp, q in zip(warps, quarter, strict=True):
-            mine = [tiles[1]] if tiles[0] is None else [tiles[0][WARP_ROWS * q : WARP_ROWS * (q + 1)], tiles[1]]
+            mine = (
+                [tiles[1]] if tiles[0] is None else [tiles[0][WARP_ROWS * q : WARP_ROWS * (q + 1)], tiles[1]]
+            )
             words.append(shadow.start_async_reads(launch.op, np.array([warp * 32]), mine))
         lanes = launch.lanes((warps[:, None] * 32 + LANE).reshape(-1))
         held = [shadow.get((row,), lanes) for row in rows]
@@ -266,7 +290,17 @@ def issue(
     b_offsets = tiles[1][:, :, None] + base
     multiplies.pending.append(
         WarpgroupMultiply(
-            launch.op, warps, multiplies.committed[warps], a_offsets, a_bits, b_offsets, kind, rows, accumulate, words, before
+            launch.op,
+            warps,
+            multiplies.committed[warps],
+            a_offsets,
+            a_bits,
+            b_offsets,
+            kind,
+            rows,
+            accumulate,
+            words,
+            before,
         )
     )
     launch.counters.tensor_instructions += int((quarter == 0).sum())  # one per warpgroup
