@@ -81,12 +81,6 @@ class RunResult:
         }
 
 
-def settings_of(producer: OprojProducer) -> dict[str, int]:
-    """The three numbers that choose a configuration."""
-    config = producer.config
-    return {"staged_blocks": config.staged_blocks, "rows": config.rows, "group_tiles": config.group_tiles}
-
-
 def producer_for(
     k: int,
     batch: int,
@@ -101,7 +95,7 @@ def producer_for(
 
     Raises ValueError for a configuration that does not exist or does not fit the batch.
     """
-    settings = settings_of(OprojProducer.recommended(k, batch))
+    settings = OprojProducer.recommended(k, batch).settings()
     given = {"staged_blocks": staged_blocks, "rows": rows, "group_tiles": group_tiles}
     settings.update({name: value for name, value in given.items() if value is not None})
     producer = OprojProducer(
@@ -162,7 +156,7 @@ def run_producer(
     out = np.array(mailboxes[0].array[SLOT, :batch])
     error, findings = judge(mailboxes, x, weight, policy)
     return RunResult(
-        "producer", target, chosen, reason, ranks, batch, shape.k, {**settings_of(producer),
+        "producer", target, chosen, reason, ranks, batch, shape.k, {**producer.settings(),
         "transport": transport, "policy": policy},
         report.arithmetic, report.schedule, checks, error, problem.TOLERANCE, report.seconds,
         build_seconds, decode_seconds,
@@ -198,12 +192,18 @@ def launch_on_vgpu(
     exact: bool = False,
     checks: bool = False,
     schedule: str | int = "program",
+    trace: int | None = None,
+    ctas: int | None = None,
 ) -> tuple[list[vgpu.Buffer], vgpu.Report, float]:
     """Runs a producer's program as one of `ranks` virtual ranks: (every rank's mailbox, the report, seconds
     of decoding).
 
-    x counts as written by the previous kernel: reading it before griddepcontrol.wait is a finding.
+    x counts as written by the previous kernel: reading it before griddepcontrol.wait is a finding. trace: the
+    CTA whose events the report keeps. ctas: run only that many, the first ones; the rest stays unpublished.
     """
+    grid = program.grid if ctas is None else (ctas, 1, 1)
+    if not 1 <= grid[0] <= program.grid[0]:
+        raise ValueError(f"ctas = {ctas}: {program.name} has {program.grid[0]}, choose 1 to {program.grid[0]}")
     start = time.perf_counter()
     module = decoded(program)
     decode_seconds = time.perf_counter() - start
@@ -222,10 +222,10 @@ def launch_on_vgpu(
     else:
         mc = gpu.multicast(mailboxes)
     report = gpu.launch(
-        module, program.entry, grid=program.grid, block=program.block, args=[x_buffer, weight_buffer,
+        module, program.entry, grid=grid, block=program.block, args=[x_buffer, weight_buffer,
         mailboxes[0], mc, SLOT],
         dynamic_shared_bytes=program.dynamic_shared_bytes, exact=exact, checks=checks, schedule=schedule,
-        predecessor_writes=(x_buffer,),
+        predecessor_writes=(x_buffer,), trace=trace,
     )  # fmt: skip
     return mailboxes, report, decode_seconds
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import cutlass.cute as cute
 import pytest
 
 from oproj_lib import program as programs
@@ -12,6 +13,16 @@ from oproj_lib.cubin import resources
 from oproj_lib.kernels.producer import OprojProducer
 from oproj_lib.kernels.umma import OprojUmma
 from oproj_lib.kernels.umma_configuration import UmmaConfiguration
+from oproj_lib.kernels.umma_lane import UmmaShared
+from oproj_lib.lessons.broken_umma import (
+    ClearsTheTileEarly,
+    FreesTooEarly,
+    NeverFrees,
+    NoCommit,
+    NoProxyFence,
+    WrongParity,
+    WrongStride,
+)
 from oproj_lib.program import Program, build_producer, build_umma, source_hashes
 from oproj_lib.sass import disassemble
 
@@ -172,8 +183,8 @@ def test_engines_are_not_mixed_up() -> None:
 
 def test_the_cache_key_covers_the_engine() -> None:
     hashed = source_hashes()
-    for file in ("kernels/umma.py", "kernels/umma_primitives.py", "kernels/umma_configuration.py"):
-        assert file in hashed
+    for file in ("umma", "umma_primitives", "umma_configuration", "umma_lane"):
+        assert f"kernels/{file}.py" in hashed
     for name in ("descriptors", "swizzle", "ring", "tmem"):
         assert f"layouts/{name}.py" in hashed
 
@@ -240,9 +251,8 @@ PROXY = "fence.proxy.async.shared::cta"
 LOADED = "tcgen05.wait::ld.sync.aligned"
 
 
-def test_three_blocks_in_two_stages_step_by_step() -> None:
+def three_blocks_in_two_stages() -> list[str]:
     """k = 192: block 2 reuses slot 0. Barriers: full 0, 8; empty 16, 24; accumulator 32. M = 8, one rank."""
-    steps = described(build(192, 8, 2, "unicast:1"))
     set_up = [
         "elect.sync",
         "init +0 256", "init +16 1", "init +8 256", "init +24 1", "init +32 1",
@@ -268,7 +278,18 @@ def test_three_blocks_in_two_stages_step_by_step() -> None:
         BEFORE, "bar.arrive 2, 160", "bar.sync 1, 128",
         *["ld.shared.v4.f32"] * 2, *["cvt.rn.bf16x2.f32"] * 4, "st.relaxed.sys.global.v4.b32",
     ]  # fmt: skip
-    assert steps == [*set_up, *multiply, *load, *epilogue]
+    return [*set_up, *multiply, *load, *epilogue]
+
+
+def test_three_blocks_in_two_stages_step_by_step() -> None:
+    assert described(build(192, 8, 2, "unicast:1")) == three_blocks_in_two_stages()
+
+
+@pytest.mark.parametrize(
+    "kind", [NoProxyFence, WrongParity, NoCommit, FreesTooEarly, NeverFrees, ClearsTheTileEarly]
+)
+def test_the_steps_of_a_broken_kernel_differ(kind: type[OprojUmma]) -> None:
+    assert described(build(192, 8, 2, "unicast:1", kind=kind)) != three_blocks_in_two_stages()
 
 
 BUILDS = [
@@ -324,13 +345,18 @@ def test_parities_in_the_ptx(stages: int) -> None:
     assert steps == [*full, *empty, f"wait +{16 * stages} 0"]
 
 
+def added_to_the_address(program: Program) -> set[int]:
+    """The constants that are added to the ring's address >> 4, less the descriptor of the contract."""
+    words = re.findall(r"add\.s64\s+%rd\d+, %rd\d+, (46117\d+);", program.ptx)
+    return {int(word) - 0x4000_4040_0001_0000 for word in words}
+
+
 def test_descriptors_in_the_ptx() -> None:
-    """The constants that are added to the ring's address >> 4, and the instruction descriptor."""
     program = build(192, 8, 2, "unicast:1")
-    base = 0x4000_4040_0001_0000
-    constants = {int(c) - base for c in re.findall(r"add\.s64\s+%rd\d+, %rd\d+, (46117\d+);", program.ptx)}
     a = {(slot * 9216 + 32 * step) // 16 for slot in range(2) for step in range(4)}
-    assert constants == a | {offset + 8192 // 16 for offset in a}
+    expected = a | {offset + 8192 // 16 for offset in a}
+    assert added_to_the_address(program) == expected
+    assert added_to_the_address(build(192, 8, 2, "unicast:1", kind=WrongStride)) != expected
     assert set(re.findall(r"tcgen05\.mma.*?(0x[0-9a-f]+), %p", program.ptx)) == {"0x4020490"}
 
 
@@ -355,6 +381,26 @@ def test_instructions_carry_the_line_that_issues_them() -> None:
 # Machine code
 
 
+def weight_copies_before_the_wait(program: Program) -> int:
+    names = [instruction.name for instruction in disassemble(program.cubin)[program.entry]]
+    return names[: names.index("ACQBULK")].count("LDGSTS")
+
+
+class LateWeights(OprojUmma):
+    """Waits for the previous kernel before it asks for its weights."""
+
+    def load(
+        self, x: cute.Tensor, weight: cute.Tensor, shared: UmmaShared, trigger_after_wait: bool = True
+    ) -> None:
+        cute.arch.griddepcontrol_wait()
+        super().load(x, weight, shared, trigger_after_wait)
+
+
+def test_late_weights_are_seen() -> None:
+    assert weight_copies_before_the_wait(build(192, 8, 2)) == 8
+    assert weight_copies_before_the_wait(build(192, 8, 2, kind=LateWeights)) == 0
+
+
 @pytest.mark.parametrize(("k", "batch", "stages", "transport"), BUILDS)
 def test_sass(k: int, batch: int, stages: int | None, transport: str) -> None:
     """W copies and the prefetch stand above the PDL wait, nothing spills, one wait and one trigger."""
@@ -367,6 +413,6 @@ def test_sass(k: int, batch: int, stages: int | None, transport: str) -> None:
     assert used.registers <= 255 and used.static_shared_bytes == 0
     assert names.count("ACQBULK") == names.count("PREEXIT") == 1
     wait = names.index("ACQBULK")
-    assert names[:wait].count("LDGSTS") == 4 * stages
+    assert weight_copies_before_the_wait(program) == 4 * stages
     assert names[:wait].count("UBLKPF") == names.count("UBLKPF") == (4 if k // 64 > stages else 0)
     assert names.count("UTCHMMA") == 4 * (k // 64)

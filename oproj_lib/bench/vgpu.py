@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from oproj_lib import doctor
 from oproj_lib.problem import Problem
 from oproj_lib.program import build_producer
-from oproj_lib.run import SLOTS, launch_on_vgpu, producer_for, settings_of
+from oproj_lib.run import SLOTS, launch_on_vgpu, producer_for
 
 MODES: dict[str, dict[str, bool]] = {
     "fast": {},
@@ -75,4 +75,4 @@ def measure(
     machine = doctor.examine()
     where = f"{machine.processor}, {machine.cores} cores, Python {machine.python}, numpy {machine.packages['numpy']}"
     date = datetime.date.today().isoformat()
-    return Benchmark(target, shape.k, batch, settings_of(producer), repeat, where, date, tuple(modes))
+    return Benchmark(target, shape.k, batch, producer.settings(), repeat, where, date, tuple(modes))

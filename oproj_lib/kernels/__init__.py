@@ -6,6 +6,8 @@ primitives      one function per PTX instruction the kernels use
 transport       where a published chunk goes: multicast or unicast
 lane            who a thread is
 producer        the mma.sync projection kernel
+
+umma_configuration, umma_primitives, umma_lane, umma    the same four for the tcgen05 projection kernel
 """
 
 from __future__ import annotations

@@ -414,13 +414,21 @@ class OprojProducer:
         batch = x.shape[0]
         tiles, _, _ = self.schedule(batch)
         if self.config.path is XPath.SHARED:
-            self.stage_x(lane, batch, 0, tiles)
-            cute.arch.cp_async_wait_group(0)
-            cute.arch.sync_threads()
+            self.receive_x(lane, batch, tiles)
             for tile in range(tiles):
                 self.multiply_tile(weights, shared, tile, partial(self.x_words, lane, batch, tile))
         else:
             self.multiply_from_registers(lane, x, weights, shared)
+        self.publish_all(shared, mailbox, mc, slot, batch)
+
+    def receive_x(self, lane: XLane, batch: int, tiles: int) -> None:
+        """Shared path: all of x in shared memory, visible to every warp."""
+        self.stage_x(lane, batch, 0, tiles)
+        cute.arch.cp_async_wait_group(0)
+        cute.arch.sync_threads()
+
+    def publish_all(self, shared: Shared, mailbox: Mailbox, mc: Int64, slot: Int32, batch: int) -> None:
+        """Once every warp has stored its partial sums: publish the batch."""
         cute.arch.sync_threads()
         self.publish(shared, mailbox, mc, slot, 0, batch)
 

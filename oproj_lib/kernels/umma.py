@@ -31,8 +31,6 @@ ring.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -54,6 +52,7 @@ from oproj_lib.kernels.umma_configuration import (
     UmmaPlan,
     check_umma_target,
 )
+from oproj_lib.kernels.umma_lane import Loader, NamedBarrier, UmmaShared, this_cta, this_thread, this_warp
 from oproj_lib.layouts import ring, tmem
 from oproj_lib.layouts import schedule as cut
 from oproj_lib.layouts.descriptors import (
@@ -66,38 +65,8 @@ from oproj_lib.layouts.fragments import BF16_BYTES, CHUNK, CHUNK_BYTES, WARP_LAN
 from oproj_lib.layouts.swizzle import ATOM_BYTES
 from oproj_lib.problem import CTAS, ROWS_PER_CTA
 
-THREAD_MASK = 255
-"""The next power of two above 160 threads, less one."""
 EPILOGUE_COLUMNS = 64
 """Accumulator columns that are in registers at a time."""
-
-
-class NamedBarrier(IntEnum):
-    """Barrier ids of ``bar``. 0 is the one that ``sync_threads`` uses."""
-
-    CTA = 0
-    EPILOGUE = 1
-    TMEM_READ = 2
-
-
-@dataclass(frozen=True)
-class UmmaShared:
-    """Shared-memory addresses (Int32): the ring, the barriers, the word that holds the TMEM address."""
-
-    ring: Int32
-    barriers: Int32
-    tmem_slot: Int32
-
-
-@dataclass(frozen=True)
-class Loader:
-    """Addresses of one loader's first W chunk and first x chunk (global), and of its chunk in a tile."""
-
-    tid: Int32
-    weight: Int64
-    x: Int64
-    row: Int32
-    target: Int32
 
 
 class OprojUmma(OprojProducer):
@@ -293,7 +262,7 @@ class OprojUmma(OprojProducer):
         for i in range(ROWS_PER_CTA // ring.ROWS_PER_PASS):
             to = slot * plan.stage_bytes + i * ring.copy_pass_bytes()
             primitives.copy_chunk_async(lane.target, to, lane.weight, self.source_offset(block, i))
-        umma.barrier_arrive_after_copies(shared.barriers, ring.full_barrier(slot))
+        self.arrive(shared, slot)
 
     def load_x_tile(self, lane: Loader, shared: UmmaShared, plan: UmmaPlan, block: int) -> None:
         """Copy the x tile of a K block to its slot, and arrive when it has landed.
@@ -307,6 +276,10 @@ class OprojUmma(OprojProducer):
             valid = lane.row < plan.batch - first_row if ragged else None
             to = slot * plan.stage_bytes + ring.W_TILE_BYTES + i * ring.copy_pass_bytes()
             primitives.copy_chunk_async(lane.target, to, lane.x, self.source_offset(block, i), valid)
+        self.arrive(shared, slot)
+
+    def arrive(self, shared: UmmaShared, slot: int) -> None:
+        """Arrive on full[slot] when all of this thread's copies so far have landed."""
         umma.barrier_arrive_after_copies(shared.barriers, ring.full_barrier(slot))
 
     def source_offset(self, block: int, copy_pass: int) -> int:
@@ -379,15 +352,20 @@ class OprojUmma(OprojProducer):
         self, accumulator: Uint32, a: Int64, b: Int64, shared: UmmaShared, batch: int, block: int
     ) -> None:
         """One thread: four K16 MMAs, then the commits that tell who waits for them."""
-        plan, last = self.plan(batch), self.config.kblocks - 1
+        plan = self.plan(batch)
         instruction = InstructionDescriptor(m=ROWS_PER_CTA, n=plan.n).encode()
         slot = ring.slot_of(block, plan.stages)
         for step in range(ring.MMAS_PER_BLOCK):
             advance = (slot * plan.stage_bytes + step * ring.MMA_STEP_BYTES) >> ADDRESS_UNIT_SHIFT
             umma.umma_f16(accumulator, a + advance, b + advance, instruction, accumulate=block + step > 0)
+        self.commit(shared, plan, block)
+
+    def commit(self, shared: UmmaShared, plan: UmmaPlan, block: int) -> None:
+        """When the MMAs so far are done, arrive where a loader waits: for the slot, or for the result."""
         if ring.is_refilled(block, self.config.kblocks, plan.stages):
+            slot = ring.slot_of(block, plan.stages)
             umma.umma_commit(shared.barriers, ring.empty_barrier(slot, plan.stages))
-        if block == last:
+        if block == self.config.kblocks - 1:
             umma.umma_commit(shared.barriers, ring.accumulator_barrier(plan.stages))
 
     def free(self, shared: UmmaShared, batch: int) -> None:
@@ -413,15 +391,27 @@ class OprojUmma(OprojProducer):
         self.publish(shared, Mailbox(*mailbox.shape), mc, slot, 0, batch)
 
     def transpose(self, shared: UmmaShared, batch: int) -> None:
-        """Read the warp's quarter of tensor memory and store its 16 rows to the tile, token by token.
+        """Bring the warp's 16 rows of D from tensor memory to the epilogue tile.
 
         Row 16 * warp + lane of D is in TMEM lane 32 * warp + lane, lane < 16; the other lanes hold nothing.
         """
         lane, warp = this_thread() % WARP_LANES, this_warp()
-        holds_row = lane < tmem.ROWS_PER_QUARTER
+        self.transpose_rows(
+            shared,
+            batch,
+            first_lane=tmem.first_lane(warp),
+            row=warp * tmem.ROWS_PER_QUARTER + lane,
+            holds_row=lane < tmem.ROWS_PER_QUARTER,
+        )
+
+    def transpose_rows(
+        self, shared: UmmaShared, batch: int, *, first_lane: Int32, row: Int32, holds_row: Boolean
+    ) -> None:
+        """Read the 32 TMEM lanes from ``first_lane`` and store this thread's as row ``row``, token by
+        token."""
         base = umma.load_shared_word(shared.tmem_slot)
-        address = tmem.tmem_address(base, Uint32(tmem.first_lane(warp)), 0)
-        tile = shared.ring + ring.tile_word_offset(0, warp * tmem.ROWS_PER_QUARTER + lane)
+        address = tmem.tmem_address(base, Uint32(first_lane), 0)
+        tile = shared.ring + ring.tile_word_offset(0, row)
         for first in range(0, batch, EPILOGUE_COLUMNS):
             columns = min(EPILOGUE_COLUMNS, ring.padded_tokens(batch) - first)
             words: list[Uint32] = []
@@ -480,23 +470,6 @@ class OprojUmma(OprojProducer):
         words = primitives.pack8([*low, *high], self.policy)
         column = this_cta() * ROWS_PER_CTA + chunk * CHUNK
         self.transport.store_chunk(mailbox, mc, slot, first_token + pass_token + token, column, words)
-
-
-def this_thread() -> Int32:
-    """Thread index. The mask changes no value; it tells LLVM the range, so that divisions become shifts."""
-    tid, _, _ = cute.arch.thread_idx()
-    return tid & THREAD_MASK
-
-
-def this_warp() -> Int32:
-    """Warp index, 0 to 4."""
-    return this_thread() // WARP_LANES
-
-
-def this_cta() -> Int32:
-    """CTA index: which 64 rows of W."""
-    cta, _, _ = cute.arch.block_idx()
-    return cta
 
 
 OprojUmma.kernel.set_name_prefix("oproj_umma", remove_cutlass_symbol=True, keep_mangled_name=False)

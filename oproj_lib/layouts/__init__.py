@@ -9,6 +9,10 @@ shared_memory   staged weight units, padded x rows, padded partial tiles, the tw
 schedule        8-token tiles, tiles per group, groups
 publish         which thread sends which 16-byte chunk
 banks           bank conflicts of a warp-wide shared-memory access
+swizzle         the 32, 64 and 128-byte swizzles (these also need ^ & >>)
+ring            stages, barriers and parities of the UMMA ring, the tile that overlays it, who publishes what
+tmem            tensor memory: columns, lanes of the rows of D, addresses
+descriptors     shared-memory and instruction descriptors of tcgen05.mma, bit by bit
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ ROWS = 8  # rows of a core matrix
 CORE_BYTES = 16  # bytes of one of its rows
 
 SWIZZLE_TCGEN05 = {0: 0, 2: 128, 4: 64, 6: 32}
+TCGEN05_RESERVED = 0x3 << 14 | 0x3 << 30 | 0xFF << 53  # bits 14-15, 30-31, 53-60
 SWIZZLE_WGMMA = {0: 0, 1: 128, 2: 64, 3: 32}
 
 
@@ -43,10 +44,14 @@ def _field(value: int, low: int, high: int) -> int:
 def decode_shared(value: int, *, tcgen05: bool) -> SharedDescriptor:
     """Decodes the 64-bit descriptor. Raises DescriptorError for undefined codes."""
     if tcgen05:
-        version = _field(value, 46, 48)
+        version = _field(value, 46, 49)
         if version != 1:
             raise DescriptorError(
-                f"shared-memory descriptor {value:#018x}: bits 46-47 are {version}, must be 1 for tcgen05"
+                f"shared-memory descriptor {value:#018x}: bits 46-48 are {version}, must be 1 for tcgen05"
+            )
+        if reserved := value & TCGEN05_RESERVED:
+            raise DescriptorError(
+                f"shared-memory descriptor {value:#018x}: reserved bits {reserved:#x} must be 0"
             )
         if _field(value, 52, 53):
             raise DescriptorError(

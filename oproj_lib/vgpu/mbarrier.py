@@ -54,6 +54,10 @@ class Mbarriers:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.at: dict[int, Mbarrier] = {}
+        # With checks, per offset: which warp of each CTA made the object, and when; when each warp last used it.
+        self.made: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.makers_op: dict[int, int] = {}
+        self.used: dict[int, np.ndarray] = {}
 
     def get(self, offset: int) -> Mbarrier:
         if offset not in self.at:
@@ -68,6 +72,13 @@ class Mbarriers:
             message = f"mbarrier.init with count {int(count[bad][0])}: 1 to {MAX_COUNT}"
             self.launch.found("bad operand", message, op, threads[bad])
         barrier, cta = self.get(offset), threads // self.launch.threads_per_cta
+        again = barrier.valid[cta]
+        if again.any():
+            message = f"mbarrier.init of the mbarrier at shared byte {offset} without mbarrier.inval before"
+            self.launch.found("mbarrier reuse", message, op, threads[again])
+        if self.launch.shadow is not None:
+            self.check_alone(op, offset, threads)
+            self.note_init(op, offset, threads >> 5)
         barrier.valid[cta] = True
         barrier.expected[cta] = barrier.pending[cta] = count
         barrier.tx[cta] = barrier.phase[cta] = 0
@@ -76,10 +87,60 @@ class Mbarriers:
 
     def invalidate(self, op: Op, offset: int, threads: np.ndarray) -> None:
         cta = self.usable(op, offset, threads)
+        if self.launch.shadow is not None:
+            self.check_alone(op, offset, threads)
         self.get(offset).valid[cta] = False
 
-    def usable(self, op: Op, offset: int, threads: np.ndarray) -> np.ndarray:
-        """The CTAs of `threads`; those whose barrier does not exist are reported."""
+    def note_init(self, op: Op, offset: int, warps: np.ndarray) -> None:
+        """Who made the object in each CTA, and when."""
+        shadow = self.launch.shadow
+        assert shadow is not None
+        if offset not in self.made:
+            n = self.launch.ctas
+            self.made[offset] = (np.zeros(n, np.int64), np.zeros(n, np.uint16))
+        makers, clocks = self.made[offset]
+        own, cta = shadow.order.own[warps], warps // self.launch.warps_per_cta
+        makers[cta], clocks[cta] = own, shadow.order.known[warps, own]
+        self.makers_op[offset] = op.index
+
+    def check_alone(self, op: Op, offset: int, threads: np.ndarray) -> None:
+        """mbarrier.init and .inval come after everything that other warps did with the object."""
+        shadow = self.launch.shadow
+        assert shadow is not None
+        if offset not in self.used:
+            return
+        warps = threads >> 5
+        late = self.used[offset][threads // self.launch.threads_per_cta] > shadow.order.known[warps]
+        late[np.arange(warps.size), shadow.order.own[warps]] = False
+        if late.any():
+            i, warp = np.argwhere(late)[0]
+            message = (
+                f"{op.instruction.op} at shared byte {offset} while warp {warp} may still use the mbarrier"
+            )
+            self.launch.found("race", message, op, threads[i : i + 1])
+
+    def note_use(self, op: Op, offset: int, threads: np.ndarray) -> None:
+        """Warps use the object: after its mbarrier.init."""
+        shadow, warps = self.launch.shadow, np.unique(threads >> 5)
+        assert shadow is not None
+        order, cta = shadow.order, warps // self.launch.warps_per_cta
+        if offset not in self.used:
+            self.used[offset] = np.zeros((self.launch.ctas, self.launch.warps_per_cta), np.uint16)
+        self.used[offset][cta, order.own[warps]] = order.known[warps, order.own[warps]]
+        if offset not in self.made:
+            return
+        makers, clocks = self.made[offset]
+        late = (order.known[warps, makers[cta]] < clocks[cta]) & (makers[cta] != order.own[warps])
+        if late.any():
+            where = shadow.place(self.makers_op[offset])
+            message = f"use of the mbarrier at shared byte {offset} is not ordered after its mbarrier.init at {where}"
+            self.launch.found("race", message, op, warps[late] * 32)
+
+    def usable(self, op: Op, offset: int, threads: np.ndarray, *, by_thread: bool = True) -> np.ndarray:
+        """The CTAs of `threads`; those whose barrier does not exist are reported. `by_thread`: the threads execute
+        this now, rather than something asynchronous that they started."""
+        if by_thread and self.launch.shadow is not None:
+            self.note_use(op, offset, threads)
         cta = threads // self.launch.threads_per_cta
         bad = ~self.get(offset).valid[cta]
         if bad.any():
@@ -94,7 +155,15 @@ class Mbarriers:
     def expect_tx(self, op: Op, offset: int, threads: np.ndarray, count: np.ndarray) -> None:
         cta = threads // self.launch.threads_per_cta
         self.usable(op, offset, threads)
-        np.add.at(self.get(offset).tx, cta, count)
+        barrier = self.get(offset)
+        np.add.at(barrier.tx, cta, count)
+        over = barrier.tx[cta] > MAX_TX
+        if over.any():
+            message = (
+                f"mbarrier at shared byte {offset}: {barrier.tx[cta][over][0]} bytes "
+                f"are expected, at most {MAX_TX}"
+            )
+            self.launch.found("mbarrier overflow", message, op, threads[over])
 
     def complete_tx(self, op: Op, offset: int, cta: np.ndarray, count: np.ndarray) -> None:
         barrier = self.get(offset)
@@ -114,7 +183,7 @@ class Mbarriers:
         """Arrivals of `threads` (each of `count`), which release what their warps know."""
         cta = threads // self.launch.threads_per_cta
         good = self.get(offset).valid[cta]
-        self.usable(op, offset, threads)
+        self.usable(op, offset, threads, by_thread=work < 0)
         threads, cta = threads[good], cta[good]
         counts = np.broadcast_to(np.asarray(count, np.int64), good.shape)[good]
         if threads.size == 0:

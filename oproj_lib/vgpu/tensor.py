@@ -59,7 +59,12 @@ class TensorMemory:
         self.relinquished = np.zeros(n, bool)
         self.pending = np.zeros((n, COLUMNS), np.int32)  # MMAs in flight that write the column
         self.undefined = np.ones((LANES, COLUMNS, n), np.uint16) if launch.shadow is not None else None
+        # Per column and warp of the CTA: when it was last read or written by tcgen05.ld and .st, and whether
+        # the warp has yet to wait for one of them (kept with checks only).
         self.read_clock = np.zeros((n, COLUMNS, launch.warps_per_cta), np.uint16)
+        self.write_clock = np.zeros((n, COLUMNS, launch.warps_per_cta), np.uint16)
+        self.loading = np.zeros((n, COLUMNS, launch.warps_per_cta), bool)
+        self.storing = np.zeros((n, COLUMNS, launch.warps_per_cta), bool)
 
     def allocate(self, op: Op, cta: int, columns: int) -> int:
         """First column of a new allocation, or -1 if it does not fit (hardware would block)."""
@@ -101,6 +106,54 @@ class TensorMemory:
             message = f"tcgen05.dealloc of column {column} while a tcgen05.mma is still writing it"
             launch.found("race", message, op, thread)
         self.owner[cta, column : column + columns] = -1
+
+    def waited(self, warps: np.ndarray, *, loads: bool) -> None:
+        """tcgen05.wait: nothing of these warps (numbered across CTAs) is under way any more."""
+        under_way = self.loading if loads else self.storing
+        under_way[warps // self.launch.warps_per_cta, :, warps % self.launch.warps_per_cta] = False
+
+    def touched(self, ctas: np.ndarray, columns: np.ndarray) -> bool:
+        """Whether any tcgen05.ld or .st has accessed these columns."""
+        at = np.ix_(ctas, columns)
+        return bool(self.read_clock[at].any() or self.write_clock[at].any())
+
+    def touch(self, op: Op, warps: np.ndarray, columns: np.ndarray, *, write: bool) -> None:
+        """A tcgen05.ld or .st of these warps (numbered across CTAs) begins; `columns` [warps, ...]."""
+        shadow = self.launch.shadow
+        assert shadow is not None
+        clock, under_way = (self.write_clock, self.storing) if write else (self.read_clock, self.loading)
+        for warp, accessed in zip(warps, columns, strict=True):
+            cta, me = divmod(int(warp), self.launch.warps_per_cta)
+            mine = np.unique(accessed)
+            self.check_order(op, int(warp), mine, write=write, quarter=True)
+            clock[cta, mine, me] = shadow.order.known[warp, me]
+            under_way[cta, mine, me] = True
+
+    def check_order(self, op: Op, warp: int, columns: np.ndarray, *, write: bool, quarter: bool) -> None:
+        """An access of a warp must come after what the others wrote, and a write also after what they read:
+        ordered, and waited for. `quarter`: it touches the warp's own lanes only, so only warps of the same
+        quarter matter."""
+        launch = self.launch
+        assert launch.shadow is not None
+        cta, me = divmod(warp, launch.warps_per_cta)
+        others = np.arange(launch.warps_per_cta)
+        if quarter:
+            others = others[others % 4 == me % 4]
+        known, at = launch.shadow.order.known[warp, others], (cta, columns[:, None], others)
+        kinds = [("tcgen05.st", "wait::st", self.storing, self.write_clock)]
+        if write:
+            kinds.append(("tcgen05.ld", "wait::ld", self.loading, self.read_clock))
+        for name, wait, under_way, clock in kinds:
+            open_, late = under_way[at].any(axis=0), (clock[at] > known).any(axis=0) & (others != me)
+            if open_.any():
+                who = (
+                    f"warp {others[open_][0]}'s {name} of tensor memory that no tcgen05.{wait} has waited for"
+                )
+            elif late.any():
+                who = f"warp {others[late][0]}'s {name} of the same tensor memory, and no barrier orders them"
+            else:
+                continue
+            launch.found("race", f"{op.instruction.op} may overtake {who}", op, np.array([warp * 32]))
 
     def report_leaks(self) -> None:
         leaked = self.owner >= 0
@@ -202,15 +255,8 @@ def build_dealloc(form: Form) -> Execute:
         for warp, start, count in zip(warps, starts, counts, strict=True):
             cta, column = int(warp // launch.warps_per_cta), int(start) & 0xFFFF
             if launch.shadow is not None:
-                seen = launch.shadow.order.known[warp]
-                late = tmem.read_clock[cta, column : column + int(count)] > seen
-                late[:, warp % launch.warps_per_cta] = False
-                if late.any():
-                    message = (
-                        "tcgen05.dealloc is not ordered after warp "
-                        f"{np.argwhere(late)[0][1]}'s tcgen05.ld of these columns"
-                    )
-                    launch.found("race", message, launch.op, np.array([warp * 32]))
+                freed = np.arange(column, min(column + int(count), COLUMNS))
+                tmem.check_order(launch.op, int(warp), freed, write=True, quarter=False)
             tmem.free(launch.op, cta, column, int(count))
 
     return execute
@@ -240,6 +286,7 @@ def build_wait(form: Form) -> Execute:
     form.waits_for_loads = loads
 
     def execute(launch: Launch, lanes: Lanes) -> None:
+        launch.tmem.waited(np.unique(lanes.threads() >> 5), loads=loads)
         if loads:
             launch.deliver_loads(lanes)
 
@@ -394,9 +441,7 @@ def read_checks(
             "tcgen05.ld of columns that a tcgen05.mma in flight still writes: wait for its tcgen05.commit"
         )
         launch.found("race", message, launch.op, warps[busy] * 32)
-    clock = shadow.order.known[warps, warps % launch.warps_per_cta]
-    w = (warps % launch.warps_per_cta)[:, None, None]
-    tmem.read_clock[cta, column, np.broadcast_to(w, column.shape)] = clock[:, None, None]
+    tmem.touch(launch.op, warps, column, write=False)
     return tmem.undefined[lane, column, cta]
 
 
@@ -436,6 +481,7 @@ def build_st(form: Form) -> Execute:
             if row is not None and (found := launch.shadow.get((row,), part)) is not None:
                 origins[:, i] = found
         tmem.undefined[lane, column, cta] = origins.reshape(cta.shape)
+        tmem.touch(launch.op, warps, column, write=True)
 
     return execute
 
@@ -598,7 +644,9 @@ def issue(
     mma = MmaInFlight(op, threads[good], ctas[good], tiles[0], tiles[1], shape, lanes, column, enable[good])
     if launch.shadow is not None:
         mma.words = launch.shadow.start_async_reads(op, mma.threads, [tile.offsets for tile in tiles])
-        launch.shadow.check_tensor_overwrite(op, mma.threads, mma.ctas, column, shape.n)
+        if tmem.touched(mma.ctas, mma.column_numbers()):
+            for warp in mma.threads >> 5:
+                tmem.check_order(op, int(warp), mma.column_numbers(), write=True, quarter=False)
     tmem.pending[mma.ctas, mma.columns()] += 1
     launch.counters.tensor_instructions += mma.ctas.size
     launch.asynchronous.add(mma)

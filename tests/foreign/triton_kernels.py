@@ -57,3 +57,53 @@ def matmul(a, b, c, m, n, k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK
         right += BLOCK_K * n
     inside = (rows[:, None] < m) & (columns[None, :] < n)
     tl.store(c + rows[:, None] * n + columns[None, :], acc.to(c.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def dot(
+    a, b, c, k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    A_K_MAJOR: tl.constexpr, B_K_MAJOR: tl.constexpr,
+):  # fmt: skip
+    """One tile: c[m, n] = a @ b over k columns. A_K_MAJOR: a is stored as [m, k], else as [k, m]. B_K_MAJOR:
+    b is stored as [n, k], else as [k, n]. Copies keep the order, so these choose the tensor cores' layouts."""
+    m = tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(0, k, BLOCK_K):
+        depth = start + tl.arange(0, BLOCK_K)
+        if A_K_MAJOR:
+            left = tl.load(a + m[:, None] * k + depth[None, :])
+        else:
+            left = tl.load(a + m[:, None] + depth[None, :] * BLOCK_M)
+        if B_K_MAJOR:
+            right = tl.load(b + depth[:, None] + n[None, :] * k)
+        else:
+            right = tl.load(b + depth[:, None] * BLOCK_N + n[None, :])
+        acc = tl.dot(left, right, acc)
+    tl.store(c + m[:, None] * BLOCK_N + n[None, :], acc)
+
+
+@triton.jit
+def chained(a, b, v, c, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """c[m, k] = (a[m, k] @ b[k, n], rounded to v's type) @ v[n, k]: the first product is an operand."""
+    m = tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    left = tl.load(a + m[:, None] * BLOCK_K + k[None, :])
+    product = tl.dot(left, tl.load(b + k[:, None] * BLOCK_N + n[None, :]))
+    out = tl.dot(product.to(v.dtype.element_ty), tl.load(v + n[:, None] * BLOCK_K + k[None, :]))
+    tl.store(c + m[:, None] * BLOCK_K + k[None, :], out)
+
+
+@triton.jit
+def described(a, b, c, k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """c = a[m, k] @ b[k, n] with tensor descriptors, which become TMA copies."""
+    left = tl.make_tensor_descriptor(a, [BLOCK_M, k], [k, 1], [BLOCK_M, BLOCK_K])
+    right = tl.make_tensor_descriptor(b, [k, BLOCK_N], [BLOCK_N, 1], [BLOCK_K, BLOCK_N])
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(0, k, BLOCK_K):
+        acc = tl.dot(left.load([0, start]), right.load([start, 0]), acc)
+    m = tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    tl.store(c + m[:, None] * BLOCK_N + n[None, :], acc)
