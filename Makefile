@@ -11,7 +11,7 @@ INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab book lint test test-all format clean
+.PHONY: help demo lab book pictures lint test test-all format clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ test: lint  ## lint, then the suite; a skipped test is a failure
 
 test-all: lint  ## the same over every configuration (an hour or more)
 	$(BIN)/python -m pytest --no-skips -n $(WORKERS) --dist loadfile
+
+pictures: $(VENV)/.ready-notebooks  ## draw the README's picture again
+	@$(BIN)/python -m oproj_lib.figures
 
 format: $(VENV)/.ready-test  ## format the code, strip the notebooks' outputs
 	$(BIN)/ruff format .

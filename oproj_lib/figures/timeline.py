@@ -62,7 +62,7 @@ def gantt(timeline: Timeline, *, start: float = 0.0, end: float | None = None, t
         raise ValueError(f"start = {start}, end = {end}: choose start < end")
     lanes = timeline.lanes
     packed = {lane: pack(timeline.of(lane)) for lane in lanes}
-    heights = [max(1.0, 0.3 * (1 + max(row for row, _ in packed[lane]))) for lane in lanes]
+    heights = [max(1.0, 0.42 * (1 + max(row for row, _ in packed[lane]))) for lane in lanes]
     picture = Picture(11.5, 1.35 + 0.29 * sum(heights))
     axes = plain(picture.subplots(), x=timeline.clock, title=_title(title, timeline))
     labels: list[tuple[Text, float] | None] = []
@@ -87,6 +87,8 @@ def gantt(timeline: Timeline, *, start: float = 0.0, end: float | None = None, t
         handles.append(Patch(facecolor=PAPER, edgecolor=MUTED, hatch="....", label="waits for data"))
     if any(item.kind == FLIGHT for item in timeline.intervals):
         handles.append(Patch(facecolor=PAPER, edgecolor=MUTED, label="number: stage or group"))
+    if timeline.released > start:
+        handles.append(Patch(color=VERMILLION, fill=False, lw=0, label="red line: the previous kernel ends"))
     picture.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
     _drop_wide(picture, axes, [label for label in labels if label])
     picture.alt = _gantt_alt(timeline)

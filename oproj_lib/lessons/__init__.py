@@ -10,11 +10,12 @@ from __future__ import annotations
 from oproj_lib.lessons.exercise import Answer, Exercise, WrongAnswer, WrongTry
 from oproj_lib.lessons.floor import FLOOR
 from oproj_lib.lessons.fragments import FRAGMENT_A, K_ORDER
+from oproj_lib.lessons.mbarriers import PARITY
 from oproj_lib.lessons.shared_memory import X_OFFSET
 
 __all__ = ["EXERCISES", "Answer", "Exercise", "WrongAnswer", "WrongTry", "cells", "check", "find"]
 
-EXERCISES = {exercise.name: exercise for exercise in (FLOOR, FRAGMENT_A, K_ORDER, X_OFFSET)}
+EXERCISES = {exercise.name: exercise for exercise in (FLOOR, FRAGMENT_A, K_ORDER, X_OFFSET, PARITY)}
 
 
 def find(name: str) -> Exercise:

@@ -114,9 +114,8 @@ class Mbarriers:
         late[np.arange(warps.size), shadow.order.own[warps]] = False
         if late.any():
             i, warp = np.argwhere(late)[0]
-            message = (
-                f"{op.instruction.op} at shared byte {offset} while warp {warp} may still use the mbarrier"
-            )
+            what = ".".join(op.instruction.opcode.split(".")[:2])
+            message = f"{what} at shared byte {offset} while warp {warp} may still use the mbarrier"
             self.launch.found("race", message, op, threads[i : i + 1])
 
     def note_use(self, op: Op, offset: int, threads: np.ndarray) -> None:

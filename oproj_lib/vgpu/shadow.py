@@ -303,20 +303,6 @@ class Shadow:
             )
             self.launch.found("race", message, op, threads[busy])
 
-    def check_tensor_overwrite(
-        self, op: Op, threads: np.ndarray, ctas: np.ndarray, column: int, n: int
-    ) -> None:
-        """An MMA that overwrites columns which another warp's tcgen05.ld is not ordered before."""
-        clocks = self.launch.tmem.read_clock[ctas, column : column + n]
-        late = clocks > self.order.known[threads >> 5][:, None, :]
-        late[np.arange(ctas.size), :, self.order.own[threads >> 5]] = False
-        if late.any():
-            i, _, warp = np.argwhere(late)[0]
-            message = f"tcgen05.mma overwrites tensor memory that warp {warp}'s tcgen05.ld may still read"
-            self.launch.found("race", message, op, threads[i : i + 1])
-
-    # -- undefined data -----------------------------------------------------------------------------------------
-
     def check_in_flight(self, op: Op, threads: np.ndarray, offsets: np.ndarray, size: int) -> None:
         """A store to shared memory that an asynchronous copy may still overwrite."""
         undefined = self.launch.memory.shared.undefined

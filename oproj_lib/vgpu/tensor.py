@@ -153,7 +153,8 @@ class TensorMemory:
                 who = f"warp {others[late][0]}'s {name} of the same tensor memory, and no barrier orders them"
             else:
                 continue
-            launch.found("race", f"{op.instruction.op} may overtake {who}", op, np.array([warp * 32]))
+            what = ".".join(op.instruction.opcode.split(".")[:2])
+            launch.found("race", f"{what} may overtake {who}", op, np.array([warp * 32]))
 
     def report_leaks(self) -> None:
         leaked = self.owner >= 0

@@ -63,14 +63,33 @@ class WarpgroupMultiplies:
         """Completes, in order, all groups of these warps but the `left` most recently committed."""
         waiting = np.zeros(self.committed.size, bool)
         waiting[warps] = True
-        remaining = []
+        remaining, completed = [], False
         for item in self.pending:
             done = waiting[item.warps] & (item.group < self.committed[item.warps] - left)
             if done.any():
                 self.complete(part_of(item, done))
+                completed = True
             if not done.all():
                 remaining.append(part_of(item, ~done))
         self.pending = remaining
+        if completed and self.launch.shadow is not None:
+            for item in remaining:
+                self.blame(item)
+
+    def blame(self, item: WarpgroupMultiply) -> None:
+        """Marks D as in flight; what it held stays with the multiply, which adds to it when it completes."""
+        shadow = self.launch.shadow
+        assert shadow is not None
+        lanes = self.launch.lanes((item.warps[:, None] * 32 + LANE).reshape(-1))
+        origin = np.full(lanes.count, shadow.origin(WGMMA_IN_FLIGHT, item.op), np.uint16)
+        for i, row in enumerate(item.rows):
+            held = shadow.get((row,), lanes)
+            if held is not None:
+                if item.before is None:
+                    item.before = np.zeros((len(item.rows), lanes.count), np.uint16)
+                held = np.where(np.isin(held, shadow.in_flight), 0, held)
+                item.before[i] = np.maximum(item.before[i], held)
+            shadow.set(row, lanes, origin)
 
     def complete(self, item: WarpgroupMultiply) -> None:
         launch, n = self.launch, 2 * len(item.rows)
@@ -104,8 +123,13 @@ class WarpgroupMultiplies:
         """Origins of D: undefined rows of A, undefined columns of B, and what D held."""
         launch, shadow = self.launch, self.launch.shadow
         assert shadow is not None
-        for words in item.words:
+        for words, warp in zip(item.words, item.warps, strict=True):
             shadow.finish_async_reads(words)
+            own = (
+                warp % launch.warps_per_cta
+            )  # the reads end here: whoever overwrites must come after this wait
+            shadow.read_clock[words, own] = shadow.order.known[warp, own]
+            shadow.read_pc[words] = item.op.index
         shared = launch.memory.shared
         assert shared.undefined is not None
         origin = shared.undefined[item.b_offsets // shared.granule].max(axis=1)[
@@ -273,34 +297,17 @@ def issue(
     if tiles[0] is not None:
         a_offsets = np.stack([tiles[0][WARP_ROWS * q : WARP_ROWS * (q + 1)] for q in quarter], axis=2) + base
     words: list[np.ndarray] = []
-    before = None
     if shadow is not None:
         for warp, q in zip(warps, quarter, strict=True):
             mine = (
                 [tiles[1]] if tiles[0] is None else [tiles[0][WARP_ROWS * q : WARP_ROWS * (q + 1)], tiles[1]]
             )
             words.append(shadow.start_async_reads(launch.op, np.array([warp * 32]), mine))
-        lanes = launch.lanes((warps[:, None] * 32 + LANE).reshape(-1))
-        held = [shadow.get((row,), lanes) for row in rows]
-        if any(h is not None for h in held):
-            before = np.stack([np.zeros(lanes.count, np.uint16) if h is None else h for h in held])
-        blame = np.full(lanes.count, shadow.origin(WGMMA_IN_FLIGHT, launch.op), np.uint16)
-        for row in rows:
-            shadow.set(row, lanes, blame)
     b_offsets = tiles[1][:, :, None] + base
-    multiplies.pending.append(
-        WarpgroupMultiply(
-            launch.op,
-            warps,
-            multiplies.committed[warps],
-            a_offsets,
-            a_bits,
-            b_offsets,
-            kind,
-            rows,
-            accumulate,
-            words,
-            before,
-        )
-    )
+    item = WarpgroupMultiply(
+        launch.op, warps, multiplies.committed[warps], a_offsets, a_bits, b_offsets, kind, rows, accumulate, words, None
+    )  # fmt: skip
+    multiplies.pending.append(item)
+    if shadow is not None:
+        multiplies.blame(item)
     launch.counters.tensor_instructions += int((quarter == 0).sum())  # one per warpgroup
