@@ -79,9 +79,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_run_options(run: argparse.ArgumentParser) -> None:
-    run.add_argument("-e", "--engine", default="producer", help="producer")
+    run.add_argument("-e", "--engine", default="producer", help="producer or umma (default producer)")
     run.add_argument("-d", "--device", default="auto", help="auto, vgpu or cuda (default auto)")
-    run.add_argument("-t", "--target", default="sm_90a", help="sm_90a or sm_100a (default sm_90a)")
+    run.add_argument("-t", "--target", help="sm_90a or sm_100a (default sm_90a; sm_100a for umma)")
     run.add_argument(
         "-r",
         "--ranks",
@@ -99,6 +99,7 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--group-tiles", type=int, help="8-token tiles per ring group, 0 for no ring (default: recommended)"
     )
+    run.add_argument("--budget", type=int, help="umma: bytes of the ring (default: the engine's)")
     run.add_argument("--transport", default="multicast", help="multicast or unicast (default multicast)")
     run.add_argument("-s", "--seed", type=int, default=0, help="seed of the inputs (default 0)")
     run.add_argument(
@@ -132,18 +133,27 @@ def doctor_command(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+PRODUCER_OPTIONS = ("rows", "staged_blocks", "group_tiles")
+UMMA_OPTIONS = ("budget",)
+
+
 def run_command(arguments: argparse.Namespace) -> int:
-    from oproj_lib.run import ENGINES, run_producer
+    from oproj_lib.run import ENGINES, run_producer, run_umma
 
     if arguments.engine not in ENGINES:
         raise ValueError(f"engine = {arguments.engine!r} is unknown; choose one of {', '.join(ENGINES)}")
-    result = run_producer(
-        ranks=arguments.ranks, batch=arguments.batch, target=arguments.target, device=arguments.device,
-        staged_blocks=arguments.staged_blocks, rows=arguments.rows, group_tiles=arguments.group_tiles,
-        transport=arguments.transport,
-        seed=arguments.seed, inputs=arguments.inputs, exact=arguments.exact, checks=arguments.checks,
-        schedule=as_schedule(arguments.schedule),
-    )  # fmt: skip
+    umma = arguments.engine == "umma"
+    own, foreign = (UMMA_OPTIONS, PRODUCER_OPTIONS) if umma else (PRODUCER_OPTIONS, UMMA_OPTIONS)
+    for option in foreign:
+        if getattr(arguments, option) is not None:
+            names = ", ".join("--" + name.replace("_", "-") for name in own)
+            flag = "--" + option.replace("_", "-")
+            raise ValueError(f"{flag} does not belong to engine {arguments.engine}; it has {names}")
+    settings = {name: getattr(arguments, name) for name in own}
+    settings["target"] = arguments.target or ("sm_100a" if umma else "sm_90a")
+    for name in ("ranks", "batch", "device", "transport", "seed", "inputs", "exact", "checks"):
+        settings[name] = getattr(arguments, name)
+    result = (run_umma if umma else run_producer)(**settings, schedule=as_schedule(arguments.schedule))
     if arguments.json:
         print(json.dumps(result.as_dict()))
     else:

@@ -42,7 +42,7 @@ CAPABILITY = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
 """Compute capability that a target needs. The "a" means architecture-specific: no other capability, not even
 a higher one, runs that code (PTX ISA, directive .target)."""
 
-ENGINES = {"producer": ("sm_90a", "sm_100a")}
+ENGINES = {"producer": ("sm_90a", "sm_100a"), "umma": ("sm_100a",)}
 """Engines and the targets that they are built for."""
 
 LAUNCHERS = ("vgpu",)

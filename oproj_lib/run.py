@@ -4,7 +4,9 @@ here."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -13,8 +15,9 @@ import numpy as np
 from oproj_lib import problem, vgpu
 from oproj_lib.devices import choose_device
 from oproj_lib.kernels.producer import OprojProducer
+from oproj_lib.kernels.umma import OprojUmma
 from oproj_lib.problem import N, Problem
-from oproj_lib.program import Program, build_producer, check_target
+from oproj_lib.program import Program, build_producer, build_umma, check_target
 
 SENTINEL = np.uint32(0x80008000)
 """The armed mailbox word, two BF16 -0.0 (KERNELS: "Lamport protocol"): no published word may contain a -0.0
@@ -22,7 +25,7 @@ half."""
 SLOTS = 2
 """Slots of the mailbox in a run: the kernel publishes into slot 1, and slot 0 must stay armed."""
 SLOT = 1
-ENGINES = ("producer",)
+ENGINES = ("producer", "umma")
 
 
 @dataclass(frozen=True)
@@ -135,33 +138,100 @@ def run_producer(
     """
     shape = Problem(ranks, batch)
     check_target(target)
-    chosen, reason = choose_device(device, "producer", target)
-    if transport == "unicast":
-        transport = f"unicast:{ranks}"
     producer = producer_for(
         shape.k,
         batch,
         staged_blocks=staged_blocks,
         rows=rows,
         group_tiles=group_tiles,
-        transport=transport,
+        transport=transport_name(transport, ranks),
         policy=policy,
     )
+    how = Conditions(device, target, seed, inputs, exact, checks, schedule)
+    return run_engine("producer", producer, partial(build_producer, producer), shape, how)
+
+
+def run_umma(
+    *,
+    ranks: int = 8,
+    batch: int = 16,
+    target: str = "sm_100a",
+    device: str = "auto",
+    budget: int | None = None,
+    transport: str = "multicast",
+    policy: str = "latent",
+    seed: int = 0,
+    inputs: str = "random",
+    exact: bool = False,
+    checks: bool = False,
+    schedule: str | int = "program",
+) -> RunResult:
+    """`run_producer` for the tcgen05 engine; budget: bytes of the ring (None: the engine's own default).
+
+    Raises ValueError for settings that do not exist, and for a target without tcgen05.
+    """
+    shape = Problem(ranks, batch)
+    check_target(target)
+    options: dict[str, Any] = {} if budget is None else {"budget": budget}
+    engine = OprojUmma(shape.k, **options, transport=transport_name(transport, ranks), policy=policy)
+    engine.plan(batch)
+    how = Conditions(device, target, seed, inputs, exact, checks, schedule)
+    return run_engine("umma", engine, partial(build_umma, engine), shape, how)
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Everything about a run that is not the engine's configuration."""
+
+    device: str
+    target: str
+    seed: int
+    inputs: str
+    exact: bool
+    checks: bool
+    schedule: str | int
+
+
+def transport_name(transport: str, ranks: int) -> str:
+    """ "unicast" means one store per rank of the run."""
+    return f"unicast:{ranks}" if transport == "unicast" else transport
+
+
+def run_engine(
+    name: str, engine: OprojProducer, build: Callable[..., Program], shape: Problem, how: Conditions
+) -> RunResult:
+    """Builds, launches and judges one engine."""
+    chosen, reason = choose_device(how.device, name, how.target)
     start = time.perf_counter()
-    program = build_producer(producer, target=target, batch=batch, mailbox_slots=SLOTS, mailbox_tokens=batch)
+    program = build(target=how.target, batch=shape.batch, mailbox_slots=SLOTS, mailbox_tokens=shape.batch)
     build_seconds = time.perf_counter() - start
-    x, weight = shape.inputs(seed, inputs)
-    launched = launch_on_vgpu(program, x, weight, ranks=ranks, exact=exact, checks=checks, schedule=schedule)
-    mailboxes, report, decode_seconds = launched
-    out = np.array(mailboxes[0].array[SLOT, :batch])
-    error, findings = judge(mailboxes, x, weight, policy)
+    x, weight = shape.inputs(how.seed, how.inputs)
+    mailboxes, report, decode_seconds = launch_on_vgpu(
+        program, x, weight, ranks=shape.ranks, exact=how.exact, checks=how.checks, schedule=how.schedule
+    )
+    error, findings = judge(mailboxes, x, weight, engine.policy)
     return RunResult(
-        "producer", target, chosen, reason, ranks, batch, shape.k, {**producer.settings(),
-        "transport": transport, "policy": policy},
-        report.arithmetic, report.schedule, checks, error, problem.TOLERANCE, report.seconds,
-        build_seconds, decode_seconds,
-        (*(one_line(finding) for finding in report.findings), *findings), out, program, report,
-    )  # fmt: skip
+        engine=name,
+        target=how.target,
+        device=chosen,
+        device_reason=reason,
+        ranks=shape.ranks,
+        batch=shape.batch,
+        k=shape.k,
+        configuration={**engine.settings(), "transport": engine.transport.name, "policy": engine.policy},
+        arithmetic=report.arithmetic,
+        schedule=report.schedule,
+        checks=how.checks,
+        error=error,
+        tolerance=problem.TOLERANCE,
+        seconds=report.seconds,
+        build_seconds=build_seconds,
+        decode_seconds=decode_seconds,
+        findings=(*(one_line(finding) for finding in report.findings), *findings),
+        out=np.array(mailboxes[0].array[SLOT, : shape.batch]),
+        program=program,
+        report=report,
+    )
 
 
 def one_line(finding: vgpu.Finding) -> str:
@@ -203,7 +273,9 @@ def launch_on_vgpu(
     """
     grid = program.grid if ctas is None else (ctas, 1, 1)
     if not 1 <= grid[0] <= program.grid[0]:
-        raise ValueError(f"ctas = {ctas}: {program.name} has {program.grid[0]}, choose 1 to {program.grid[0]}")
+        raise ValueError(
+            f"ctas = {ctas}: {program.name} has {program.grid[0]}, choose 1 to {program.grid[0]}"
+        )
     start = time.perf_counter()
     module = decoded(program)
     decode_seconds = time.perf_counter() - start

@@ -29,9 +29,20 @@ def result_table(results: Sequence[RunResult]) -> Table:
 def result_rows(results: Sequence[RunResult]) -> list[tuple[str, list[str]]]:
     """The rows of `result_table` as plain strings."""
 
+    def blocks_and_rows(result: RunResult) -> str:
+        settings = result.configuration
+        return f"{settings['staged_blocks']}, {settings['rows']}" if "rows" in settings else "–"
+
     def x_path(result: RunResult) -> str:
-        ring = result.configuration["group_tiles"]
+        settings = result.configuration
+        if "budget" in settings:
+            return f"ring in {settings['budget']:,} bytes"
+        ring = settings["group_tiles"]
         return f"ring of 2 x {ring} tiles" if ring else ("registers" if result.k == 768 else "shared memory")
+
+    def instructions(result: RunResult) -> str:
+        counters = result.report.counters
+        return f"{counters.tensor_instructions or counters.matrix_instructions:,}"
 
     columns = [
         (
@@ -40,17 +51,14 @@ def result_rows(results: Sequence[RunResult]) -> list[tuple[str, list[str]]]:
             ("device", "virtual GPU" if result.device == "vgpu" else result.device),
             ("ranks, K", f"TP{result.ranks}, {result.k}"),
             ("tokens M", str(result.batch)),
-            (
-                "staged blocks, rows",
-                f"{result.configuration['staged_blocks']}, {result.configuration['rows']}",
-            ),
+            ("staged blocks, rows", blocks_and_rows(result)),
             ("x path", x_path(result)),
             ("transport", str(result.configuration["transport"])),
             ("arithmetic", "exact" if result.arithmetic == "exact" else "FP32"),
             ("error", f"{result.error:.3e}"),
             ("limit", f"{result.tolerance:.1e}"),
             ("thread-instructions", f"{result.thread_instructions:,}"),
-            ("MMAs (warp-wide)", f"{result.report.counters.matrix_instructions:,}"),
+            ("matrix instructions", instructions(result)),
             ("bank conflicts", f"{result.report.counters.bank_conflicts:,}"),
             ("seconds per launch", f"{result.seconds:.2f}"),
             ("checks", "all" if result.checks else "bounds, alignment, deadlock"),

@@ -82,7 +82,7 @@ def test_findings_make_the_exit_code_non_zero(
         (("--ranks", "7"), "choose 8 (K = 1536) or 16 (K = 768)"),
         (("--target", "sm_80"), "target = 'sm_80'"),
         (("--device", "tpu"), "device = 'tpu' is unknown; choose one of auto, vgpu, cuda"),
-        (("--engine", "gemm"), "engine = 'gemm' is unknown; choose one of producer"),
+        (("--engine", "gemm"), "engine = 'gemm' is unknown; choose one of producer, umma"),
         (("--rows", "3"), "rows = 3"),
         (("--staged-blocks", "13"), "staged_blocks = 13"),
         (("--group-tiles", "9"), "group_tiles = 9"),
@@ -190,3 +190,26 @@ def test_book_and_demo_outside_the_repository(
     for command in ("demo", "book"):
         code, _, err = run(capsys, command)
         assert code == EXIT_USAGE and "run this from the repository's top folder" in err
+
+
+def test_the_tcgen05_engine_runs_too(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "run", "-e", "umma", "-d", "vgpu", "-r", "16", "-m", "9", "--budget", "40000", "--json")
+    result = json.loads(out)
+    assert code == EXIT_OK and (result["engine"], result["target"]) == ("umma", "sm_100a")
+    assert result["configuration"]["budget"] == 40000 and result["error"] < 2.5e-3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-e", "umma", "--rows", "1"), "--rows does not belong to engine umma; it has --budget"),
+        (("--budget", "1"), "--budget does not belong to engine producer; it has --rows, --staged-blocks, --group-tiles"),
+        (("-e", "umma", "-t", "sm_90a"), "engine 'umma' has no build for sm_90a"),
+        (("-e", "umma", "--budget", "100"), "budget"),
+    ],
+)
+def test_engines_refuse_what_is_not_theirs(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    code, _, err = run(capsys, "run", "-d", "vgpu", *arguments)
+    assert code == EXIT_USAGE and message in err and err.count("\n") == 1

@@ -10,16 +10,21 @@ from oproj_lib.figures.overview import work_split
 from oproj_lib.figures.roofline import exposed_times, roofline_plot, time_floors
 from oproj_lib.figures.stream import instruction_stream
 from oproj_lib.figures.style import Picture
+from oproj_lib.figures.timeline import exposed_by_stages, gantt, phase_diagram, ring_occupancy
 
 __all__ = [
     "Picture",
     "bank_map",
+    "exposed_by_stages",
     "exposed_times",
+    "gantt",
     "instruction_stream",
     "k_permutation",
     "lane_loads",
     "operand_maps",
     "padding_sweep",
+    "phase_diagram",
+    "ring_occupancy",
     "roofline_plot",
     "rounding_staircase",
     "time_floors",

@@ -179,6 +179,7 @@ class NamedBarrier:
     arrived: np.ndarray  # warps per CTA
     expected: np.ndarray  # warps per CTA; 0: all warps that have not exited
     members: np.ndarray  # [CTA, warp]: who has arrived
+    waits: np.ndarray  # [CTA, warp]: who waits; bar.arrive only signals
     waiting: list[Waiting] = field(default_factory=list)
     phase: int = 0  # completed phases in the traced CTA
 
@@ -196,7 +197,10 @@ class Barriers:
         if number not in self.named:
             ctas, warps = self.launch.ctas, self.launch.warps_per_cta
             self.named[number] = NamedBarrier(
-                np.zeros(ctas, np.int32), np.zeros(ctas, np.int32), np.zeros((ctas, warps), bool)
+                np.zeros(ctas, np.int32),
+                np.zeros(ctas, np.int32),
+                np.zeros((ctas, warps), bool),
+                np.zeros((ctas, warps), bool),
             )
         return self.named[number]
 
@@ -229,6 +233,7 @@ class Barriers:
             kind = "arrive and wait" if waits else "arrive"
             launch.trace.at_barrier(kind, op, lanes.threads(), f"barrier {number}", barrier.phase)
         barrier.members[cta, warp] = True
+        barrier.waits[cta, warp] = waits
         np.add.at(barrier.arrived, cta, 1)
         wanted = 0 if threads is None else threads // 32
         started = barrier.expected[cta] != wanted
@@ -269,11 +274,14 @@ class Barriers:
             barrier.phase += int(launch.trace.cta in ctas)
         launch.counters.barriers += ctas.size
         if launch.shadow is not None:
-            whole = barrier.members[ctas].all(axis=1)
+            whole = (barrier.members & barrier.waits)[ctas].all(axis=1)
             if whole.any():
                 launch.shadow.order.join_whole_ctas(ctas[whole])
             for cta in ctas[~whole]:
-                launch.shadow.order.join(int(cta), np.flatnonzero(barrier.members[cta]))
+                came = barrier.members[cta]
+                launch.shadow.order.join(
+                    int(cta), np.flatnonzero(came), np.flatnonzero(came & barrier.waits[cta])
+                )
         barrier.arrived[ctas] = 0
         barrier.members[ctas] = False
         remaining = []

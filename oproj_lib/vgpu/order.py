@@ -41,11 +41,11 @@ class HappensBefore:
         if (self.known[warps, self.own[warps]] == CLOCK_LIMIT).any():
             raise OverflowError(f"a warp synchronised more than {CLOCK_LIMIT - 1} times: run without checks")
 
-    def join(self, cta: int, members: np.ndarray) -> None:
-        """Warps (numbers within the CTA) meet at a barrier."""
-        rows = cta * self.warps + members
+    def join(self, cta: int, members: np.ndarray, waiting: np.ndarray) -> None:
+        """Warps (numbers within the CTA) meet at a barrier; those that wait learn what all of them know."""
+        rows, learners = cta * self.warps + members, cta * self.warps + waiting
         for clocks in (self.known, self.fenced):
-            clocks[rows] = clocks[rows].max(axis=0)
+            clocks[learners] = np.maximum(clocks[learners], clocks[rows].max(axis=0))
         self.tick(rows)
 
     def join_whole_ctas(self, ctas: np.ndarray) -> None:
