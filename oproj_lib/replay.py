@@ -25,7 +25,7 @@ from oproj_lib.timeline import (
 )
 from oproj_lib.trace_steps import Sorted, Step, access_bytes, family, function, sort_out
 from oproj_lib.vgpu.decode import Op
-from oproj_lib.vgpu.ptx import Imm
+from oproj_lib.vgpu.syntax import Imm
 from oproj_lib.vgpu.trace import Trace
 
 HBM, L2 = "HBM", "L2"

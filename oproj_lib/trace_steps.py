@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from oproj_lib import attribution
 from oproj_lib.vgpu.decode import Op
-from oproj_lib.vgpu.ptx import TYPE_BYTES, Imm
+from oproj_lib.vgpu.syntax import TYPE_BYTES, Imm
 from oproj_lib.vgpu.trace import ASYNC, Event, Trace
 
 FAMILIES = (

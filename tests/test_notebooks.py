@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,15 @@ EFFECTS: list[tuple[str, dict[str, tuple[Any, str]]]] = [
 
 
 @pytest.fixture(scope="module")
-def small_runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str, str]]:
-    """Results of every notebook with its own parameters as they are, at the smallest size."""
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
+    """Results of a notebook with its own parameters as they are, at the smallest size; each is run once."""
     folder = tmp_path_factory.mktemp("small")
-    return {name: results(run_notebook(path, SMALL, output_dir=folder)) for name, path in NOTEBOOKS.items()}
+
+    @cache
+    def run(name: str) -> dict[str, str]:
+        return results(run_notebook(NOTEBOOKS[name], SMALL, output_dir=folder))
+
+    return run
 
 
 def results(run: NotebookRun) -> dict[str, str]:
@@ -97,7 +103,7 @@ def untimed(output: str) -> str:
 def test_a_notebook_is_committed_as_it_should_be(name: str) -> None:
     assert lint_notebook(NOTEBOOKS[name]) == ()
     declared = declared_parameters(NOTEBOOKS[name])
-    assert {key: declared[key] for key in COMMON} == COMMON
+    assert COMMON.keys() <= declared.keys()
     assert (
         papermill.inspect_notebook(NOTEBOOKS[name]).keys() == declared.keys()
     )  # its parser reads the cell too
@@ -131,6 +137,7 @@ def test_grid(name: str, parameters: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_the_grid_covers_every_pair() -> None:
+    assert {name for name, _ in GRID} == NOTEBOOKS.keys(), "every notebook has its points in the grid"
     points = [{**COMMON, **parameters} for _, parameters in GRID]
     values = {"target": ("sm_90a", "sm_100a"), "ranks": (8, 16), "batch": (1, 7, 8, 16)}
     for first, second in (("target", "ranks"), ("target", "batch"), ("ranks", "batch")):
@@ -148,25 +155,27 @@ def test_every_own_parameter_has_an_effect_tested() -> None:
 def test_own_parameters_change_something(
     name: str,
     changes: dict[str, tuple[Any, str]],
-    small_runs: Mapping[str, dict[str, str]],
+    small_run: Callable[[str], dict[str, str]],
     tmp_path: Path,
 ) -> None:
     values = {parameter: value for parameter, (value, _) in changes.items()}
     changed = results(run_notebook(NOTEBOOKS[name], {**SMALL, **values}, output_dir=tmp_path))
-    same = [p for p, (_, cell) in changes.items() if changed[cell] == small_runs[name][cell]]
+    same = [p for p, (_, cell) in changes.items() if changed[cell] == small_run(name)[cell]]
     assert not same, f"changed nothing: {same}"
 
 
-def test_common_parameters_change_something(small_runs: Mapping[str, dict[str, str]], tmp_path: Path) -> None:
+def test_common_parameters_change_something(
+    small_run: Callable[[str], dict[str, str]], tmp_path: Path
+) -> None:
     other = results(run_notebook(NOTEBOOKS["00"], {**SMALL, "target": "sm_100a"}, output_dir=tmp_path))
-    assert "sm_100a" in other["run-it"] and "sm_90a" in small_runs["00"]["run-it"]
+    assert "sm_100a" in other["run-it"] and "sm_90a" in small_run("00")["run-it"]
 
 
-def test_runs_without_times_are_alike(small_runs: Mapping[str, dict[str, str]], tmp_path: Path) -> None:
+def test_runs_without_times_are_alike(small_run: Callable[[str], dict[str, str]], tmp_path: Path) -> None:
     """Otherwise a changed output would say nothing about a changed parameter."""
     again = results(run_notebook(NOTEBOOKS["00"], SMALL, output_dir=tmp_path))
     for cell in ("staircase", "break-run", "stream", "run-it"):
-        assert again[cell] == small_runs["00"][cell]
+        assert again[cell] == small_run("00")[cell]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from oproj_lib.kernels.producer import OprojProducer
 from oproj_lib.problem import KINDS, Problem
 from oproj_lib.program import build_producer
 from oproj_lib.run import SLOT, SLOTS, delivery_findings, launch_on_vgpu, run_producer
+from oproj_lib.sass import check_sass
 
 SEED = 2026
 
@@ -36,7 +37,7 @@ def bits(k: int, rows: int, chains: int) -> np.ndarray:
 
 
 def check_point(point: Point, schedule: int) -> None:
-    """In program order, and in a random order with all checks."""
+    """The machine code; then a launch in program order, and one in a random order with all checks."""
     producer = OprojProducer(
         point.k, staged_blocks=point.staged_blocks, rows=point.rows, group_tiles=point.group_tiles,
         transport="unicast:2" if point.transport == "unicast" else point.transport,
@@ -44,6 +45,7 @@ def check_point(point: Point, schedule: int) -> None:
     program = build_producer(
         producer, target=point.target, batch=point.batch, mailbox_slots=SLOTS, mailbox_tokens=point.batch + 1
     )
+    check_sass(program).raise_for_problems()
     x, weight = inputs(point.k)
     x = x[: point.batch]
     expected = bits(point.k, point.rows, chains_of(point.rows, point.group_tiles))

@@ -9,7 +9,8 @@ import pytest
 from vgpu_kernels import REGISTERS, check, load_line, module, refused, run
 
 from oproj_lib import vgpu
-from oproj_lib.vgpu.ptx import Addr, Imm, Pair, PTXFile, Reg, Sym, Vec, parse
+from oproj_lib.vgpu.ptx import parse
+from oproj_lib.vgpu.syntax import Addr, Imm, Pair, PTXFile, Reg, Sym, Vec
 
 HEADER = ".version 8.6\n.target sm_90a\n.address_size 64\n"
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from .machine import Module, VirtualGPU, load, run_ptx
 from .memory import Buffer, MulticastWindow
-from .ptx import MalformedPTX, SourceLine, UnsupportedPTX
 from .report import Counters, Finding, FindingsError, Report
+from .syntax import MalformedPTX, SourceLine, UnsupportedPTX
 
 __all__ = [
     "Buffer",

@@ -13,8 +13,8 @@ import numpy as np
 from .counting import count_sectors, count_wavefronts
 from .decode import Execute, Form, Op, opcode
 from .memory import LOCAL_BASE, SHARED_BASE, WINDOW_SPAN, Buffer, MulticastWindow, Region
-from .ptx import TYPE_BYTES, Addr, Reg, Sym
 from .registers import DTYPES
+from .syntax import TYPE_BYTES, Addr, Reg, Sym
 
 if TYPE_CHECKING:
     from .launch import Lanes, Launch

@@ -10,7 +10,7 @@ import numpy as np
 
 from .access import ORDER, SCOPE
 from .decode import Execute, Form, Op, opcode
-from .ptx import Sym, Vec
+from .syntax import Sym, Vec
 
 if TYPE_CHECKING:
     from .launch import Lanes, Launch

@@ -18,8 +18,8 @@ from .asynchrony import CopyArrival
 from .decode import Execute, Form, Op, opcode
 from .mbarrier import by_offset, take_shared
 from .memory import Region
-from .ptx import Imm
 from .shadow import IN_FLIGHT
+from .syntax import Imm
 
 if TYPE_CHECKING:
     from .launch import Lanes, Launch

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .ptx import (
+from .registers import CLASS_DTYPE, DTYPES, Row, allocate_rows, live_intervals, register_class
+from .syntax import (
     TYPE_BYTES,
     Addr,
     Entry,
@@ -27,7 +28,6 @@ from .ptx import (
     Variable,
     Vec,
 )
-from .registers import CLASS_DTYPE, DTYPES, Row, allocate_rows, live_intervals, register_class
 
 if TYPE_CHECKING:
     from .launch import Lanes, Launch

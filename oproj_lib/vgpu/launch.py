@@ -19,10 +19,10 @@ from .copies import AsyncCopies
 from .decode import Code, Op
 from .mbarrier import Mbarriers
 from .memory import LOCAL_BASE, SHARED_BASE, WINDOW_SPAN, AddressSpace, Buffer, LaunchMemory
-from .ptx import SourceLine
 from .registers import RegisterFile
 from .report import Counters, Finding, Report
 from .shadow import Shadow
+from .syntax import SourceLine
 from .tensor import LoadInFlight, TensorMemory, deliver
 from .trace import traces
 from .wgmma import WarpgroupMultiplies

@@ -11,8 +11,8 @@ import numpy as np
 from .decode import Execute, Form, opcode
 from .elementwise import INTEGERS, Function, elementwise, is_float, required, typed, types
 from .floats import flush_subnormals
-from .ptx import TYPE_BYTES, Imm, Pair, Reg, Vec
 from .registers import DTYPES, register_class
+from .syntax import TYPE_BYTES, Imm, Pair, Reg, Vec
 
 BITS = ("b16", "b32", "b64")
 VALUES = (*BITS, *INTEGERS, "f32", "f64")  # types of mov, selp and slct

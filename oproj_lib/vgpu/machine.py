@@ -12,9 +12,10 @@ from . import access, alu, control, convert, copies, logic, mbarrier, multicast,
 from .decode import Code, Decoder
 from .launch import STEP_BUDGET, Launch
 from .memory import AddressSpace, Buffer, MulticastWindow
-from .ptx import TYPE_BYTES, PTXFile, Variable, parse
+from .ptx import parse
 from .registers import DTYPES
 from .report import Report
+from .syntax import TYPE_BYTES, PTXFile, Variable
 
 MAX_SHARED_BYTES = {
     80: 163 * 1024,

@@ -16,7 +16,7 @@ import numpy as np
 from .access import ORDER, SCOPE, check_address
 from .decode import Execute, Form, Op, opcode
 from .memory import SHARED_BASE
-from .ptx import Reg, Sym
+from .syntax import Reg, Sym
 
 if TYPE_CHECKING:
     from .launch import Lanes, Launch

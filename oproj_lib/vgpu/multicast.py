@@ -9,7 +9,7 @@ import numpy as np
 from .access import Piece, check_address, store_piece, take_hints, take_space, vector_length
 from .decode import Execute, Form, opcode
 from .memory import MULTICAST_BASE, MulticastWindow
-from .ptx import TYPE_BYTES, Reg
+from .syntax import TYPE_BYTES, Reg
 
 if TYPE_CHECKING:
     from .launch import Lanes, Launch

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from .ptx import TYPE_BYTES
+from .syntax import TYPE_BYTES
 
 # Register classes by width. Predicates are Python booleans per thread, everything else raw bits.
 CLASS_OF_BYTES = {1: "h", 2: "h", 4: "w", 8: "d"}

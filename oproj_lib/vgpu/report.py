@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .ptx import Instruction, SourceLine
+from .syntax import Instruction, SourceLine
 from .trace import Trace
 
 

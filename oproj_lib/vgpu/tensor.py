@@ -24,7 +24,7 @@ from .matrices import (
 )
 from .mbarrier import by_offset
 from .memory import Region
-from .ptx import Addr, Imm, Reg, Sym, Vec
+from .syntax import Addr, Imm, Reg, Sym, Vec
 from .tensorcore import dot
 from .warp import on_warps, takes_whole_warps, whole_warps
 

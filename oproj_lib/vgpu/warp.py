@@ -12,8 +12,8 @@ from .access import Piece, check_address, count_access, locate, note_shared_size
 from .decode import Execute, Form, Reader, Writer, opcode
 from .elementwise import required
 from .memory import SHARED_BASE
-from .ptx import Operand, Pair, Reg
 from .registers import DTYPES, Row
+from .syntax import Operand, Pair, Reg
 from .tensorcore import mma_sync, supported_mma
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import numpy as np
 
 from .decode import Execute, Form, Op, opcode
 from .matrices import DescriptorError, decode_shared, element_offsets
-from .ptx import Imm, Reg, Vec
 from .registers import Row
 from .shadow import WGMMA_IN_FLIGHT
+from .syntax import Imm, Reg, Vec
 from .tensorcore import dot
 from .warp import on_warps, takes_whole_warps, whole_warps
 
