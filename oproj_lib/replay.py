@@ -30,6 +30,7 @@ from oproj_lib.vgpu.trace import Trace
 
 HBM, L2 = "HBM", "L2"
 NEVER = float("inf")
+TENSOR_CORE = "tensor core"
 DEFAULT_MMA = (64, 64, 16)
 """(m, n, k) of a tcgen05.mma whose instruction descriptor is in a register: the trace has no register values."""
 _SLOW = ("global memory", "shared memory", "tensor memory")
@@ -47,19 +48,23 @@ def logical(trace: Trace, legend: Legend | None = None) -> Timeline:
     """One step per event, in the order in which the virtual GPU executed them."""
     found, legend = sort_out(trace), legend or Legend()
     book = _Book(legend)
-    flights: dict[int, tuple[Step, int]] = {}
+    flights: dict[object, tuple[Step, list[int]]] = {}  # the MMAs of one K block fly as one
     for warp, steps in found.steps.items():
-        for step in steps:
+        following = [*steps[1:], None]
+        for step, after in zip(steps, following, strict=True):
             if step.kind == "wait":
                 end = len(found.events) if step.end_order < 0 else step.end_order
-                book.wait(warp, step, step.order, max(end, step.order + 1), finished=step.end_order >= 0)
-            else:
+                finished = step.end_order >= 0
+                book.wait(warp, step, step.order, max(end, step.order + 1), finished=finished)
+            elif not (after and after.order == step.order):  # "arrive and wait" shows as the wait
                 book.run(warp, step, step.order, step.order + 1)
             if step.work >= 0:
-                flights.setdefault(step.work, (step, warp))
-    for work, (step, warp) in flights.items():
-        end = found.finish.get(work, len(found.events))
-        book.flight(_lane(step), step, warp, step.order, end, step.about, 0, work in found.finish)
+                key = (step.about, _lane(step)) if step.about and _lane(step) == TENSOR_CORE else step.work
+                flights.setdefault(key, (step, []))[1].append(step.work)
+    for step, works in flights.values():
+        finished = all(work in found.finish for work in works)
+        end = max(found.finish.get(work, len(found.events)) for work in works)
+        book.flight(_lane(step), step, step.order, end, step.about, 0, finished)
     times = {place: float(facts.order) for place, facts in found.phases.items() if facts.completed}
     arrivals = [
         Arrival(
@@ -89,7 +94,7 @@ def modelled(
 
 def _lane(step: Step) -> str:
     opcode = step.op.instruction.opcode
-    return "copies" if opcode.startswith("cp") else ("tensor core" if ".mma" in opcode else "commits")
+    return "copies" if opcode.startswith("cp") else (TENSOR_CORE if ".mma" in opcode else "commits")
 
 
 def tensor_shape(op: Op) -> tuple[int, int, int]:
@@ -137,12 +142,11 @@ class _Book:
         self._add(f"warp {warp}", warp, WAIT, name, step, about, start, end, finished=finished)
 
     def flight(
-        self, lane: str, step: Step, warp: int, start: float, end: float,
-        about: tuple[str, int] | None, size: int, finished: bool = True,
+        self, lane: str, step: Step, start: float, end: float, about: tuple[str, int] | None,
+        size: int, finished: bool = True,
     ) -> None:  # fmt: skip
-        self._add(lane, ASYNCHRONOUS, FLIGHT, function(step.op) or step.op.instruction.opcode, step, about, start, end,
-                  size=size, finished=finished)  # fmt: skip
-        del warp
+        what = function(step.op) or step.op.instruction.opcode
+        self._add(lane, ASYNCHRONOUS, FLIGHT, what, step, about, start, end, size=size, finished=finished)
 
     def _add(
         self, lane: str, warp: int, kind: str, what: str, step: Step, about: tuple[str, int] | None,
@@ -248,9 +252,7 @@ class _Replay:
             if state.at < len(state.steps):
                 self.step(time, warp, state)
         for group in self.groups.values():
-            self.book.flight(
-                "copies", group.step, ASYNCHRONOUS, group.start, group.end, group.about, group.size
-            )
+            self.book.flight("copies", group.step, group.start, group.end, group.about, group.size)
         self.end = max([self.end, *(item.end for item in self.book.intervals)])
         self.close_stuck()
         times = {place: state.time for place, state in self.phases.items() if state.time < NEVER}
@@ -421,7 +423,7 @@ class _Replay:
         begin = max(now + self.model.tensor_issue, self.tensor_free)
         self.tensor_free = begin + self.model.tensor_mma(*tensor_shape(step.op))
         state.mmas_done = self.tensor_free
-        self.book.flight("tensor core", step, ASYNCHRONOUS, begin, self.tensor_free, step.about, 0)
+        self.book.flight(TENSOR_CORE, step, begin, self.tensor_free, step.about, 0)
 
     def start(self, now: float, warp: int, state: _Warp, step: Step) -> None:
         """Work that arrives at barriers: after the warp's copies, or after its MMAs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterable
 
 from rich.table import Table
@@ -27,7 +29,11 @@ def waits_table(timeline: Timeline, lanes: Iterable[str]) -> Table:
     table = Table(title=f"of {timeline.makespan:,.0f} {timeline.clock}")
     for name in ("lane", "time", "share", "doing what"):
         table.add_column(name, justify="left" if name in ("lane", "doing what") else "right", no_wrap=True)
-    busy, waited = timeline.busy(), timeline.waited()
+    busy = timeline.busy()
+    waited: dict[tuple[str, str], float] = {}
+    for (owner, what), time in timeline.waited().items():
+        key = (owner, re.sub(r"\[\d+\]", " of any slot", what))
+        waited[key] = waited.get(key, 0.0) + time
     for lane in lanes:
         rows = [("works", busy[lane])]
         rows += [(f"waits for {what}", time) for (owner, what), time in waited.items() if owner == lane]
@@ -38,10 +44,22 @@ def waits_table(timeline: Timeline, lanes: Iterable[str]) -> Table:
 
 def mistakes_table(reports: Iterable[MistakeReport]) -> Table:
     """One row per broken kernel: what is wrong with it, and the first thing that is reported."""
-    table = Table(title="what each mistake is reported as")
+    table = Table(title="what each mistake is reported as", show_lines=True)
     table.add_column("mistake", style="bold")
     table.add_column("reported as")
     table.add_column("at", no_wrap=True)
     for report in reports:
         table.add_row(report.name, f"{report.kind}: {report.message}", report.where)
     return table
+
+
+def role_table(engine: type) -> str:
+    """The part of a kernel's documentation that says who waits for whom.
+
+    Raises ValueError for a class whose documentation has no such table.
+    """
+    text = inspect.getdoc(engine) or ""
+    start, end = text.find("Who waits for whom"), text.find("Raises")
+    if start < 0:
+        raise ValueError(f"the documentation of {engine.__name__} has no table 'Who waits for whom'")
+    return text[start : end if end > start else len(text)].strip()

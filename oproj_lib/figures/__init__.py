@@ -10,11 +10,16 @@ from oproj_lib.figures.overview import work_split
 from oproj_lib.figures.roofline import exposed_times, roofline_plot, time_floors
 from oproj_lib.figures.stream import instruction_stream
 from oproj_lib.figures.style import Picture
+from oproj_lib.figures.swizzle import descriptor_bits, swizzle_atom, wrong_products
 from oproj_lib.figures.timeline import exposed_by_stages, gantt, phase_diagram, ring_occupancy
+from oproj_lib.figures.tmem import accumulator_map, allocation_strip, reach_map
 
 __all__ = [
     "Picture",
+    "accumulator_map",
+    "allocation_strip",
     "bank_map",
+    "descriptor_bits",
     "exposed_by_stages",
     "exposed_times",
     "gantt",
@@ -24,10 +29,13 @@ __all__ = [
     "operand_maps",
     "padding_sweep",
     "phase_diagram",
+    "reach_map",
     "ring_occupancy",
     "roofline_plot",
     "rounding_staircase",
+    "swizzle_atom",
     "time_floors",
     "wavefront_bars",
     "work_split",
+    "wrong_products",
 ]

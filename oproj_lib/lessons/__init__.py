@@ -12,10 +12,15 @@ from oproj_lib.lessons.floor import FLOOR
 from oproj_lib.lessons.fragments import FRAGMENT_A, K_ORDER
 from oproj_lib.lessons.mbarriers import PARITY
 from oproj_lib.lessons.shared_memory import X_OFFSET
+from oproj_lib.lessons.swizzle import CHUNK_OFFSET
+from oproj_lib.lessons.tensor_memory import TMEM_LANE
 
 __all__ = ["EXERCISES", "Answer", "Exercise", "WrongAnswer", "WrongTry", "cells", "check", "find"]
 
-EXERCISES = {exercise.name: exercise for exercise in (FLOOR, FRAGMENT_A, K_ORDER, X_OFFSET, PARITY)}
+EXERCISES = {
+    exercise.name: exercise
+    for exercise in (FLOOR, FRAGMENT_A, K_ORDER, X_OFFSET, PARITY, CHUNK_OFFSET, TMEM_LANE)
+}
 
 
 def find(name: str) -> Exercise:

@@ -1,0 +1,132 @@
+"""Notebooks 04, 06 and 08 by papermill: a few parameter sets, and every own parameter does something."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from oproj_lib.notebook_lint import lint_notebook
+from oproj_lib.notebooks import NotebookFailed, NotebookRun, declared_parameters, run_notebook
+from oproj_lib.perfetto import validate_chrome_trace
+
+FOLDER = Path(__file__).parents[1] / "notebooks"
+NOTEBOOKS = {name: next(FOLDER.glob(f"{name}_*.ipynb")) for name in ("04", "06", "08")}
+COMMON = {"device", "target", "ranks", "batch"}
+
+# Per notebook: another value of every own parameter, and the cell that must show it.
+CHANGES: dict[str, dict[str, tuple[Any, str]]] = {
+    "04": {
+        "group_tiles": (2, "ring"),
+        "staged_blocks": (0, "gantt"),
+        "stages": (5, "umma"),
+        "remove": ("cp.async.wait_group", "break-run"),
+        "occurrence": (1, "break-run"),
+        "predecessor_cycles": (9000.0, "waits-table"),
+    },
+    "06": {
+        "stages": (2, "trace"),
+        "expected": (33, "break-run"),
+        "arriving": (30, "break-run"),
+        "flip": (1, "break-run"),
+        "rounds": (2, "small-run"),
+        "solutions": (True, "exercise-parity-check"),
+    },
+    "08": {
+        "stages": (3, "gantt"),
+        "seed": (1, "run-it"),
+        "predecessor_cycles": (3000.0, "waits"),
+        "mistake": ("no commit", "mistake-report"),
+        "trace_file": ("trace.json", "perfetto-run"),
+    },
+}
+OTHER_SIZES: dict[str, dict[str, Any]] = {
+    "04": {"target": "sm_100a", "ranks": 16, "batch": 17},
+    "06": {"ranks": 16, "batch": 33, "stages": 4},
+    "08": {"ranks": 16, "batch": 9, "stages": 12},
+}
+PICTURES = {"04": 4, "06": 3, "08": 3}
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, NotebookRun]:
+    """Every notebook with its own values."""
+    folder = tmp_path_factory.mktemp("usual")
+    return {name: run_notebook(path, output_dir=folder) for name, path in NOTEBOOKS.items()}
+
+
+def results(run: NotebookRun) -> dict[str, str]:
+    notebook = nbformat.read(run.executed, as_version=4)
+    return {cell.id: str(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"}
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_is_committed_as_it_should_be(name: str) -> None:
+    assert lint_notebook(NOTEBOOKS[name]) == ()
+    notebook = nbformat.read(NOTEBOOKS[name], as_version=4)
+    title = notebook.cells[0].source
+    assert title.startswith("# ")
+    assert all(f"**{word}" in title for word in ("What you will see", "What you need", "How long"))
+    assert "notebook_intro.announce(" in notebook.cells[2].source
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert "assert" in code[-1]
+    assert all(len(source.splitlines()) <= 20 for source in code[1:])
+    text = "\n".join(cell.source for cell in notebook.cells)
+    assert "modelled" in title and "measured" in text  # times are a model's, and the reader is told
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_with_its_own_values(name: str, usual: Mapping[str, NotebookRun]) -> None:
+    run = usual[name]
+    assert run.seconds < 60
+    page = run.html.read_text(encoding="utf-8")
+    assert page.count('<img alt="') == PICTURES[name]
+    shown = re.findall(r'<img alt="([^"]*)"', page)
+    assert all(len(alt) > 80 for alt in shown)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_other_sizes(name: str, tmp_path: Path) -> None:
+    assert run_notebook(NOTEBOOKS[name], OTHER_SIZES[name], output_dir=tmp_path).html.exists()
+
+
+def test_every_own_parameter_is_changed() -> None:
+    for name, path in NOTEBOOKS.items():
+        assert set(declared_parameters(path)) - COMMON == set(CHANGES[name]), name
+        assert set(declared_parameters(path)) & COMMON >= {"device", "ranks", "batch"}
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_own_parameters_change_something(name: str, usual: Mapping[str, NotebookRun], tmp_path: Path) -> None:
+    changes = {
+        key: str(tmp_path / value) if key == "trace_file" else value
+        for key, (value, _) in CHANGES[name].items()
+    }
+    changed, before = (
+        results(run_notebook(NOTEBOOKS[name], changes, output_dir=tmp_path)),
+        results(usual[name]),
+    )
+    same = [key for key, (_, cell) in CHANGES[name].items() if changed[cell] == before[cell]]
+    assert not same, f"changed nothing: {same}"
+    if name == "08":
+        assert validate_chrome_trace(json.loads((tmp_path / "trace.json").read_text())) > 100
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("04", {"stages": 13}, "choose 1 to 12"),
+        ("06", {"arriving": 33}, "arriving = 33: the writer has 32 lanes"),
+        ("08", {"batch": 257}, "batch = 257"),
+    ],
+)
+def test_a_nonsensical_parameter_fails_the_notebook(
+    name: str, parameters: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(NotebookFailed, match=re.escape(message)):
+        run_notebook(NOTEBOOKS[name], parameters, output_dir=tmp_path)
