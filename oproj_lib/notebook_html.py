@@ -29,6 +29,7 @@ _TEMPLATE = """
 _LOADS = re.compile(
     r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)\s*=\s*["']?(?:https?:)?//[^"'\s>]*""", re.I
 )
+_LINK = re.compile(r'href="([\w-]+)\.ipynb')
 _IMAGE = re.compile(r"<img\b[^>]*>", re.I)
 _ALT = re.compile(r"""\balt\s*=\s*(?:"([^"]*)"|'([^']*)')""", re.I)
 _PLACEHOLDER = "No description has been provided for this image"  # nbconvert's, where a picture has no text
@@ -71,6 +72,7 @@ def render_html(
         node.metadata["title"] = title
     exporter = _Exporter(raw_template=_TEMPLATE)
     page, _ = exporter.from_notebook_node(node, {"metadata": {"name": Path(notebook).stem}})
+    page = _LINK.sub(r'href="\1.html', page)  # notebooks link to each other, pages to pages
     body = page[page.index("<body") :]
     if fetched := _LOADS.search(page):
         raise ValueError(f"{notebook}: the page would fetch from a network: {fetched.group(0)}")

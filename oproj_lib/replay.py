@@ -87,7 +87,9 @@ def modelled(
     Each warp executes its PTX in order, one instruction per cycle and sub-partition, and waits for operands
     that are not there yet (ptxas would move independent loads further up; this does not). source says, for an
     instruction and whether its warp has passed griddepcontrol.wait, where its data comes from: HBM or L2.
-    A trace that ends in a deadlock gives a timeline whose last waits never end.
+    A trace that ends in a deadlock gives a timeline whose last waits never end. The steps of one warp keep the
+    order that they have in the trace: where lanes of a warp went apart, as a random schedule lets them, the
+    timeline shows that too, so compare timelines of schedule "program" only.
     """
     return _Replay(sort_out(trace), legend or Legend(), model or CostModel(), source).run(trace.cta)
 
@@ -307,7 +309,8 @@ class _Replay:
         return warp % int(self.model.schedulers)
 
     def wait(self, now: float, warp: int, state: _Warp, step: Step) -> None:
-        phase = self.phases.get((step.barrier, step.phase))
+        before = _PhaseState(0, True, time=0.0)  # "phase -1" is over before anything happens: a wrong parity
+        phase = before if step.phase < 0 else self.phases.get((step.barrier, step.phase))
         since = state.waiting_since if state.waiting_since >= 0 else now
         if phase is None or phase.time > now:
             state.waiting_since = since

@@ -15,8 +15,11 @@ import pytest
 from oproj_lib.notebook_lint import lint_notebook
 from oproj_lib.notebooks import NotebookFailed, NotebookRun, declared_parameters, run_notebook
 
-NOTEBOOKS = {
-    path.stem[:2]: path for path in sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+FOLDER = Path(__file__).parents[1] / "notebooks"
+NOTEBOOKS = {name: next(FOLDER.glob(f"{name}_*.ipynb")) for name in ("00", "01", "02", "03")}
+TESTED_ELSEWHERE = {
+    "test_notebooks_blackwell.py": ("04", "06", "08"),
+    "test_notebooks_layouts.py": ("05", "07"),
 }
 COMMON = {"device": "auto", "target": "sm_90a", "ranks": 8, "batch": 8}
 
@@ -134,6 +137,14 @@ def test_grid(name: str, parameters: dict[str, Any], tmp_path: Path) -> None:
         assert re.search(r"error\W+1\.\de-03|error\W+1\.\d+e-03", run.results[0])
         target = parameters.get("target", "sm_90a")
         assert target in run.results[0] and "none" in run.results[0]
+
+
+def test_every_notebook_has_its_tests() -> None:
+    elsewhere = [name for names in TESTED_ELSEWHERE.values() for name in names]
+    assert sorted([*NOTEBOOKS, *elsewhere]) == sorted(path.stem[:2] for path in FOLDER.glob("*.ipynb"))
+    for file, names in TESTED_ELSEWHERE.items():
+        text = (Path(__file__).parent / file).read_text()
+        assert all(f'"{name}"' in text for name in names), file
 
 
 def test_the_grid_covers_every_pair() -> None:
