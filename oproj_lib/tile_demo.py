@@ -24,7 +24,6 @@ TILES_AT = ATOM_BYTES
 """Where the image begins in shared memory; the barrier and the TMEM address lie before it."""
 MODES = {32: SwizzleMode.BYTES_32, 64: SwizzleMode.BYTES_64, 128: SwizzleMode.BYTES_128}
 WARPS = 4
-MAX_COLUMNS_READ = 64
 
 
 @dataclass(frozen=True)
@@ -208,6 +207,28 @@ def multiply(
     # Room behind the tiles, so that a wrong descriptor reads zeros there and not past the end.
     behind = np.zeros(8 * (image_a.size + image_b.size), np.uint8)
     return multiply_tiles(np.concatenate([before, image_a, between, image_b, behind]), a, b, words)
+
+
+def slot_address(slot: int, stages: int, stage_bytes: int) -> int:
+    """Byte, from the start of the ring, of the W tile in a slot.
+
+    Raises:
+        ValueError: if there is no such slot.
+    """
+    if not 0 <= slot < stages:
+        raise ValueError(f"slot = {slot}: the ring has slots 0 to {stages - 1}")
+    return slot * stage_bytes
+
+
+def pair_of(warp: int, quarter: int) -> tuple[int, int]:
+    """(warp, quarter), checked.
+
+    Raises:
+        ValueError: if either is not 0 to 3.
+    """
+    if warp not in range(WARPS) or quarter not in range(tmem.QUARTERS):
+        raise ValueError(f"warp = {warp}, quarter = {quarter}: both are 0 to 3")
+    return warp, quarter
 
 
 def whole_numbers(rows: int, columns: int, seed: int) -> Array:

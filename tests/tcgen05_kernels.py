@@ -48,7 +48,8 @@ class Operand:
 
     @property
     def offsets(self) -> tuple[int, int]:
-        return packed_offsets(*self.matrix.shape, self.span, self.k_major)
+        rows, depth = self.matrix.shape
+        return packed_offsets(rows, depth, self.span, self.k_major)
 
     def image(self) -> Array:
         """Its bytes, to be put at a multiple of 1024."""
@@ -67,8 +68,8 @@ class Operand:
     def descriptor(self, base: int, step: int) -> int:
         """Of K elements 16 * step to 16 * step + 15."""
         leading, stride = self.offsets
-        way = {"span": self.span, "k_major": self.k_major, "leading": leading, "stride": stride}
-        return shared_descriptor(base + linear(0, 16 * step, **way), leading, stride, self.span)
+        start = linear(0, 16 * step, span=self.span, k_major=self.k_major, leading=leading, stride=stride)
+        return shared_descriptor(base + start, leading, stride, self.span)
 
 
 @dataclass(frozen=True)

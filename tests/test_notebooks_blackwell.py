@@ -83,7 +83,7 @@ def test_a_notebook_is_committed_as_it_should_be(name: str) -> None:
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_with_its_own_values(name: str, usual: Mapping[str, NotebookRun]) -> None:
     run = usual[name]
-    assert run.seconds < 60
+    assert run.seconds < 120  # 30 on two idle cores; a runner may be busy
     page = run.html.read_text(encoding="utf-8")
     assert page.count('<img alt="') == PICTURES[name]
     shown = re.findall(r'<img alt="([^"]*)"', page)
@@ -121,7 +121,7 @@ def test_own_parameters_change_something(name: str, usual: Mapping[str, Notebook
     ("name", "parameters", "message"),
     [
         ("04", {"stages": 13}, "choose 1 to 12"),
-        ("06", {"arriving": 33}, "arriving = 33: the writer has 32 lanes"),
+        ("06", {"ranks": 12}, "ranks = 12"),
         ("08", {"batch": 257}, "batch = 257"),
     ],
 )

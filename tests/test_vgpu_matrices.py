@@ -123,21 +123,25 @@ def test_undefined_instructions_are_refused(word: int, message: str) -> None:
         decode_instruction(word)
 
 
+def place(address: int, span: int, base_offset: int = 0) -> int:
+    return int(swizzled(np.array([address]), span, base_offset)[0])
+
+
 def test_swizzles_by_hand() -> None:
     # Row 3 of 128 bytes: chunk 5 goes to chunk 5 ^ 3. Row 5: chunk 0 to chunk 5. Row 8: as row 0.
-    assert [int(swizzled(np.int64(a), 128)) for a in (3 * 128 + 80, 5 * 128 + 2, 8 * 128 + 16)] == [
+    assert [place(a, 128) for a in (3 * 128 + 80, 5 * 128 + 2, 8 * 128 + 16)] == [
         3 * 128 + 96, 5 * 128 + 82, 8 * 128 + 16,
     ]  # fmt: skip
     # 64 bytes: two rows share 128, and the chunk is XORed with half of the row number modulo 4.
-    assert [int(swizzled(np.int64(64 * row), 64)) % 64 // 16 for row in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert [int(swizzled(np.int64(32 * row), 32)) % 32 // 16 for row in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert int(swizzled(np.int64(3 * 128 + 80), 0)) == 3 * 128 + 80
+    assert [place(64 * row, 64) % 64 // 16 for row in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [place(32 * row, 32) % 32 // 16 for row in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert place(3 * 128 + 80, 0) == 3 * 128 + 80
 
 
 def test_the_base_offset_starts_the_pattern() -> None:
     """A tile that starts in row 3 of the pattern, as if it were row 0 (PTX ISA, "Base offset")."""
     start = 3 * 128
-    rows = [int(swizzled(np.int64(start + 128 * r), 128, 3)) - start - 128 * r for r in range(8)]
+    rows = [place(start + 128 * r, 128, 3) - start - 128 * r for r in range(8)]
     assert rows == [16 * r for r in range(8)]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from vgpu_kernels import SCHEDULES, refused, run
@@ -22,7 +24,7 @@ schedules = pytest.mark.parametrize("schedule", SCHEDULES)
 
 
 def launch(
-    body: str, *, count: int = 32, schedule: str | int = "program", block: int = 32, **options: object
+    body: str, *, count: int = 32, schedule: str | int = "program", block: int = 32, **options: Any
 ) -> tuple[np.ndarray, vgpu.Report]:
     return run(
         INIT.format(count=count) + body, block=block, out=block, declarations=SHARED, schedule=schedule,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -176,7 +177,7 @@ PERMIT = "@%p8 tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;"
     ],
     ids=["leak", "double free", "wrong size", "no permit", "no room", "no allocation"],
 )  # fmt: skip
-def test_allocation_mistakes(changes: dict[str, str], kind: str, message: str) -> None:
+def test_allocation_mistakes(changes: dict[str, Any], kind: str, message: str) -> None:
     image, steps, _ = problem()
     _, report = multiply(image, steps, 32, rows=64, **changes)
     assert any(k == kind and message in text for k, text in found(report)), found(report)
@@ -337,7 +338,7 @@ def test_registers_before_wait_ld_are_undefined(schedule: str | int) -> None:
     ],
     ids=["writers", "reader", "reader, all spaces", "nobody", "twice"],
 )
-def test_proxy_fences(changes: dict[str, str], expected: set[str], schedule: str | int) -> None:
+def test_proxy_fences(changes: dict[str, Any], expected: set[str], schedule: str | int) -> None:
     image, steps, product = problem()
     d, report = multiply(image, steps, 32, rows=64, schedule=schedule, **changes)
     assert kinds(report) == expected

@@ -66,7 +66,7 @@ def accumulator_map(n: int, row: int, ms: tuple[int, ...] = tmem.ROW_COUNTS) -> 
     picture.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8.5, frameon=False)
     picture.alt = (
         f"Tensor memory, 128 lanes by {columns} allocated columns, with D of {n} columns. With M = 128 row r lies in "
-        "lane r. With M = 64 each quarter of 32 lanes holds 16 rows in its upper half, and its lower half is empty. "
+        "lane r. With M = 64 each quarter of 32 lanes holds 16 rows in its first 16 lanes, and the other 16 are empty. "
         f"{'; '.join(texts)}. Each quarter belongs to the warps of one number modulo 4."
     )  # fmt: skip
     return picture
@@ -90,7 +90,7 @@ def allocation_strip(tokens: Mapping[str, int]) -> Picture:
             columns + 6, y + 0.5, f"{n} used, {columns} allocated", va="center", fontsize=8.5, color=INK
         )
         texts.append(f"{name}: {n} used, {columns} allocated")
-    axes.set(xlim=(0, tmem.COLUMNS), ylim=(len(tokens), 0))
+    axes.set(xlim=(0, tmem.COLUMNS * 1.28), ylim=(len(tokens), 0))  # room for the label of a full bar
     axes.set_yticks([i + 0.5 for i in range(len(tokens))], list(tokens))
     axes.set_xticks(np.arange(0, tmem.COLUMNS + 1, 64).tolist())
     axes.tick_params(length=0, labelsize=8, colors=INK)

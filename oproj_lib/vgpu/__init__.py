@@ -11,6 +11,7 @@ from .machine import Module, VirtualGPU, load, run_ptx
 from .memory import Buffer, MulticastWindow
 from .report import Counters, Finding, FindingsError, Report
 from .syntax import MalformedPTX, SourceLine, UnsupportedPTX
+from .warmup import warm_up
 
 __all__ = [
     "Buffer",
@@ -26,4 +27,5 @@ __all__ = [
     "VirtualGPU",
     "load",
     "run_ptx",
+    "warm_up",
 ]
