@@ -27,9 +27,6 @@ from oproj_lib.program import Program, build_producer, build_umma
 from oproj_lib.run import SLOT, SLOTS, producer_for
 
 MULTIMEM = "multimem.st.relaxed.sys.global.v4.bf16x2"
-FULL_WAIT = re.compile(r"mbarrier\.try_wait\S+ p, \[%r\d+\+(\d+)\], [01]; @!p bra WAIT_\d+; \}")
-
-
 def input_configuration(program: Program, ctas: int = 1) -> dict[str, Any]:
     """The ``input.json`` of a launch (schema spverify.kernel-input/v1): tensors and windows are pointers to
     distinct objects, the one scalar is the mailbox slot."""
@@ -75,16 +72,6 @@ def lagging(program: Program) -> Program:
     return replace(program, ptx=re.sub(r"bar\.warp\.sync[^;]*;", "", program.ptx))
 
 
-def converged(program: Program, stages: int) -> Program:
-    """With a bar.warp.sync behind every wait of the MMA warp for a full barrier (those at 8 * slot)."""
-
-    def with_sync(wait: re.Match[str]) -> str:
-        full = int(wait[1]) < ring.BARRIER_BYTES * stages
-        return wait[0] + (" bar.warp.sync 0xffffffff;" if full else "")
-
-    return replace(program, ptx=FULL_WAIT.sub(with_sync, lagging(program).ptx))
-
-
 def expecting(program: Program, arrivals: int) -> Program:
     """The full barriers expect this many arrivals instead of 256."""
     ptx, changed = re.subn(r"(mbarrier\.init[^;]*), 256;", rf"\1, {arrivals};", program.ptx)
@@ -127,15 +114,15 @@ def main() -> None:
     parser.add_argument("--transport", default="multicast")
     parser.add_argument("--broken", help="a name in BROKEN or BROKEN_UMMA; --stages must be its own")
     parser.add_argument("--multimem", action="store_true", help="leave the multicast stores as they are")
-    parser.add_argument("--converged", action="store_true", help="add the MMA warp's bar.warp.sync")
+    parser.add_argument("--lagging", action="store_true", help="take out the MMA warp's bar.warp.sync")
     parser.add_argument("--arrivals", type=int, help="arrivals that the full barriers expect")
     parser.add_argument("--without", metavar="OPCODE:N", help="take out the Nth instruction with that opcode")
     parser.add_argument("--ctas", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=120)
     arguments = parser.parse_args()
     program = case(arguments)
-    if arguments.converged:
-        program = converged(program, arguments.stages)
+    if arguments.lagging:
+        program = lagging(program)
     if arguments.arrivals:
         program = expecting(program, arguments.arrivals)
     if arguments.without:

@@ -39,7 +39,7 @@ CHANGES: dict[str, dict[str, tuple[Any, str]]] = {
     },
     "08": {
         "stages": (3, "gantt"),
-        "seed": (1, "run-it"),
+        "seed": (1, "staircase"),
         "predecessor_cycles": (3000.0, "waits"),
         "mistake": ("no commit", "mistake-report"),
         "trace_file": ("trace.json", "perfetto-run"),

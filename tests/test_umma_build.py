@@ -248,6 +248,7 @@ PERMIT = "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned"
 FREE = "tcgen05.dealloc.cta_group::1.sync.aligned.b32"
 BEFORE, AFTER = "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync"
 PROXY = "fence.proxy.async.shared::cta"
+TOGETHER = "bar.warp.sync -1"
 LOADED = "tcgen05.wait::ld.sync.aligned"
 
 
@@ -260,9 +261,9 @@ def three_blocks_in_two_stages() -> list[str]:
     ]  # fmt: skip
     multiply = [
         "ld.shared.b32", "elect.sync",
-        "wait +0 0", PROXY, AFTER, "mma first", "mma", "mma", "mma", "commit +16",
-        "wait +8 0", PROXY, AFTER, "mma", "mma", "mma", "mma",
-        "wait +0 1", PROXY, AFTER, "mma", "mma", "mma", "mma", "commit +32",
+        "wait +0 0", TOGETHER, PROXY, AFTER, "mma first", "mma", "mma", "mma", "commit +16",
+        "wait +8 0", TOGETHER, PROXY, AFTER, "mma", "mma", "mma", "mma",
+        "wait +0 1", TOGETHER, PROXY, AFTER, "mma", "mma", "mma", "mma", "commit +32",
         "ld.shared.b32", "bar.sync 2, 160", AFTER, FREE,
     ]  # fmt: skip
     weight = ["copy"] * 4

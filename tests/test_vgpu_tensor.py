@@ -319,6 +319,25 @@ def test_a_commit_that_never_comes() -> None:
 
 
 @schedules
+@pytest.mark.parametrize("committer", [0, 1, 32])
+def test_a_commit_tracks_its_own_thread_s_multiplies(committer: int, schedule: str | int) -> None:
+    image, steps, _ = problem()
+    commit = "@%p3 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r0];"
+    by = f"setp.eq.u32 %p3, %id, {committer};\n{commit}"
+    _, report = multiply(image, steps, 32, rows=64, commit=by, schedule=schedule)
+    texts = [text for _, text in found(report) if text.startswith("tcgen05.commit")]
+    if committer == 0:
+        assert found(report) == []
+    elif schedule == "program":
+        assert texts == [
+            "tcgen05.commit tracks its own thread's tcgen05.mma, and this thread has issued none: it does not wait for "
+            "those of warp 0, lane 0"
+        ]
+    else:
+        assert not report.ok or committer == 32  # another warp may commit before anything has been issued
+
+
+@schedules
 def test_registers_before_wait_ld_are_undefined(schedule: str | int) -> None:
     image, steps, _ = problem()
     _, report = multiply(image, steps, 32, rows=64, wait_ld=NONE, schedule=schedule)

@@ -320,6 +320,9 @@ class OprojUmma(OprojProducer):
         for block in range(self.config.kblocks):
             slot, parity = ring.slot_of(block, plan.stages), ring.full_parity(block, plan.stages)
             umma.barrier_wait(shared.barriers, ring.full_barrier(slot), parity)
+            # Nobody waits for the lanes that are not elected: without this, one that lags behind could find the
+            # barrier two phases on, and wait for a parity that never comes back (docs/sentryward.md).
+            cute.arch.sync_warp()
             umma.proxy_fence()
             umma.tcgen05_fence_after()
             self.issue(elected, accumulator, a, b, shared, batch, block)

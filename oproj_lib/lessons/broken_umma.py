@@ -34,6 +34,7 @@ class NoProxyFence(OprojUmma):
         for block in range(self.config.kblocks):
             slot, parity = ring.slot_of(block, plan.stages), ring.full_parity(block, plan.stages)
             umma.barrier_wait(shared.barriers, ring.full_barrier(slot), parity)
+            cute.arch.sync_warp()
             umma.tcgen05_fence_after()  # the mistake: proxy_fence() should come first
             self.issue(elected, accumulator, a, b, shared, batch, block)
 
@@ -49,6 +50,7 @@ class WrongParity(OprojUmma):
         for block in range(self.config.kblocks):
             slot, parity = ring.slot_of(block, plan.stages), ring.full_parity(block, plan.stages)
             umma.barrier_wait(shared.barriers, ring.full_barrier(slot), 1 - parity)  # the mistake: 1 -
+            cute.arch.sync_warp()
             umma.proxy_fence()
             umma.tcgen05_fence_after()
             self.issue(elected, accumulator, a, b, shared, batch, block)

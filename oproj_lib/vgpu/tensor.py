@@ -58,6 +58,8 @@ class TensorMemory:
         self.size: dict[tuple[int, int], int] = {}  # (CTA, first column) -> columns
         self.relinquished = np.zeros(n, bool)
         self.pending = np.zeros((n, COLUMNS), np.int32)  # MMAs in flight that write the column
+        self.issued = np.zeros(launch.threads, np.int64)  # MMAs of each thread
+        self.committed = np.zeros(launch.threads, np.int64)  # those that it has committed
         self.undefined = np.ones((LANES, COLUMNS, n), np.uint16) if launch.shadow is not None else None
         # Per column and warp of the CTA: when it was last read or written by tcgen05.ld and .st, and whether
         # the warp has yet to wait for one of them (kept with checks only).
@@ -155,6 +157,21 @@ class TensorMemory:
                 continue
             what = ".".join(op.instruction.opcode.split(".")[:2])
             launch.found("race", f"{what} may overtake {who}", op, np.array([warp * 32]))
+
+    def check_commit(self, op: Op, threads: np.ndarray) -> None:
+        """tcgen05.commit tracks what its own thread has issued (PTX ISA, "tcgen05.commit"). A thread that never issued
+        anything, while others have MMAs that nobody has committed, is not the one that was meant."""
+        per_cta = self.launch.threads_per_cta
+        for thread in threads[self.issued[threads] == 0]:
+            first = thread // per_cta * per_cta
+            open_ = np.flatnonzero((self.issued > self.committed)[first : first + per_cta])
+            if open_.size:
+                message = (
+                    "tcgen05.commit tracks its own thread's tcgen05.mma, and this thread has issued none: "
+                    f"it does not wait for those of warp {open_[0] // 32}, lane {open_[0] % 32}"
+                )
+                self.launch.found("race", message, op, np.array([thread]))
+        self.committed[threads] = self.issued[threads]
 
     def report_leaks(self) -> None:
         leaked = self.owner >= 0
@@ -649,6 +666,7 @@ def issue(
             for warp in mma.threads >> 5:
                 tmem.check_order(op, int(warp), mma.column_numbers(), write=True, quarter=False)
     tmem.pending[mma.ctas, mma.columns()] += 1
+    tmem.issued[mma.threads] += 1
     launch.counters.tensor_instructions += mma.ctas.size
     launch.asynchronous.add(mma)
 
@@ -684,6 +702,7 @@ def build_commit(form: Form) -> Execute:
 
     def execute(launch: Launch, lanes: Lanes) -> None:
         threads = lanes.threads()
+        launch.tmem.check_commit(launch.op, threads)
         for offset, which in by_offset(launch, lanes, address(launch, lanes.sel)):
             known = fenced = None
             if launch.shadow is not None:
