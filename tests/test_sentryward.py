@@ -84,12 +84,11 @@ def test_the_kernel_as_it_is_refills_safely() -> None:
 
 
 def test_an_arrival_too_few() -> None:
-    """A finding of SentryWard alone: the virtual GPU orders warps, and the last warp's 32 arrivals come at
-    once."""
+    """SentryWard follows each lane; the virtual GPU sees that a phase ends between the lanes of one warp."""
     early = cases.expecting(umma(2), 255)
     message = "next-phase arrival occurred before a successful prior-phase wait"
     assert says(early) == ("not_wellsynced", [message])
-    assert not vgpu_kinds(early) and not vgpu_kinds(early, 1)
+    assert vgpu_kinds(early) == vgpu_kinds(early, 1) == {"arrival count"}
 
 
 @pytest.mark.parametrize(

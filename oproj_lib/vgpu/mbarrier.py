@@ -201,6 +201,7 @@ class Mbarriers:
     ) -> None:
         """A phase that completes part-way through a batch of arrivals hands the rest to the next phase."""
         arrivals = np.bincount(cta, counts, self.launch.ctas).astype(np.int64)
+        self._check_split(op, barrier, threads, counts, arrivals)
         while arrivals.any():
             now = np.minimum(arrivals, barrier.pending)
             stuck = (arrivals > 0) & (barrier.pending == 0)
@@ -216,6 +217,25 @@ class Mbarriers:
             barrier.pending -= now
             arrivals -= now
             self._finish_phases(op, barrier, np.flatnonzero(now > 0))
+
+    def _check_split(
+        self, op: Op, barrier: Mbarrier, threads: np.ndarray, counts: np.ndarray, arrivals: np.ndarray
+    ) -> None:
+        """A phase that completes between the lanes of one warp: the others arrive for the next phase, which nobody
+        meant. It is the sign of an expected count that is not the number of arrivals."""
+        per_warp = np.unique(np.unique(threads >> 5, return_counts=True)[1])
+        if per_warp.size != 1 or per_warp[0] == 1 or (counts != 1).any():
+            return  # no common number of lanes to compare with
+        split = (arrivals > barrier.pending) & (barrier.pending % per_warp[0] != 0) & (barrier.pending > 0)
+        if split.any():
+            first = int(np.flatnonzero(split)[0])
+            message = (
+                f"mbarrier at shared byte {barrier.offset} expects "
+                f"{barrier.expected[first]} arrivals: its phase completes "
+                f"between the {per_warp[0]} lanes of one warp, and the rest arrive for the next phase"
+            )
+            here = np.isin(threads // self.launch.threads_per_cta, np.flatnonzero(split))
+            self.launch.found("arrival count", message, op, threads[here])
 
     def _finish_phases(self, op: Op, barrier: Mbarrier, cta: np.ndarray) -> None:
         done = np.unique(cta[(barrier.pending[cta] == 0) & (barrier.tx[cta] == 0) & barrier.valid[cta]])
