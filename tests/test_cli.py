@@ -193,7 +193,9 @@ def test_book_and_demo_outside_the_repository(
 
 
 def test_the_tcgen05_engine_runs_too(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "run", "-e", "umma", "-d", "vgpu", "-r", "16", "-m", "9", "--budget", "40000", "--json")
+    code, out, _ = run(
+        capsys, "run", "-e", "umma", "-d", "vgpu", "-r", "16", "-m", "9", "--budget", "40000", "--json"
+    )
     result = json.loads(out)
     assert code == EXIT_OK and (result["engine"], result["target"]) == ("umma", "sm_100a")
     assert result["configuration"]["budget"] == 40000 and result["error"] < 2.5e-3
@@ -203,7 +205,10 @@ def test_the_tcgen05_engine_runs_too(capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "message"),
     [
         (("-e", "umma", "--rows", "1"), "--rows does not belong to engine umma; it has --budget"),
-        (("--budget", "1"), "--budget does not belong to engine producer; it has --rows, --staged-blocks, --group-tiles"),
+        (
+            ("--budget", "1"),
+            "--budget does not belong to engine producer; it has --rows, --staged-blocks, --group-tiles",
+        ),
         (("-e", "umma", "-t", "sm_90a"), "sm_90a"),
         (("-e", "umma", "--budget", "100"), "budget"),
     ],

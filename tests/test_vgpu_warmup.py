@@ -10,7 +10,8 @@ from oproj_lib import vgpu
 from oproj_lib.run import run_producer
 from oproj_lib.vgpu import counting, shadow, tensorcore
 
-loops = [counting.count_sectors, counting.count_wavefronts, shadow.mark_reads, shadow.mark_writes, tensorcore._mma_m16n8]
+loops = [counting.count_sectors, counting.count_wavefronts]
+loops += [shadow.mark_reads, shadow.mark_writes, tensorcore._mma_m16n8]
 vgpu.warm_up()
 before = [len(loop.signatures) for loop in loops]
 assert all(before), before
