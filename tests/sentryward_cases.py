@@ -27,6 +27,8 @@ from oproj_lib.program import Program, build_producer, build_umma
 from oproj_lib.run import SLOT, SLOTS, producer_for
 
 MULTIMEM = "multimem.st.relaxed.sys.global.v4.bf16x2"
+
+
 def input_configuration(program: Program, ctas: int = 1) -> dict[str, Any]:
     """The ``input.json`` of a launch (schema spverify.kernel-input/v1): tensors and windows are pointers to
     distinct objects, the one scalar is the mailbox slot."""
