@@ -23,7 +23,8 @@ from .registers import RegisterFile
 from .report import Counters, Finding, Report
 from .shadow import Shadow
 from .syntax import SourceLine
-from .tensor import LoadInFlight, TensorMemory, deliver
+from .tmem import TensorMemory
+from .tmem_access import LoadInFlight, deliver
 from .trace import traces
 from .wgmma import WarpgroupMultiplies
 
