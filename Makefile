@@ -32,10 +32,10 @@ lint: $(VENV)/.ready-test  ## format, lint, types, notebooks without outputs; ch
 	find notebooks -name '*.ipynb' -not -path '*/.*' -print0 | xargs -0 -r $(BIN)/nbstripout --keep-id --verify
 
 test: lint  ## lint, then the suite; a skipped test is a failure
-	$(BIN)/python -m pytest --no-skips -n $(WORKERS) --dist worksteal -m "not exhaustive"
+	$(BIN)/python -m pytest --no-skips -n $(WORKERS) --dist loadgroup -m "not exhaustive"
 
 test-all: lint  ## the same over every configuration (an hour or more)
-	$(BIN)/python -m pytest --no-skips -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest --no-skips -n $(WORKERS) --dist loadgroup
 
 pictures: $(VENV)/.ready-notebooks  ## draw the README's picture again
 	@$(BIN)/python -m oproj_lib.figures

@@ -11,10 +11,11 @@ from typing import Any
 import nbformat
 import papermill
 import pytest
+from notebook_checks import check_committed, results
 
-from oproj_lib.notebook_lint import lint_notebook
 from oproj_lib.notebooks import NotebookFailed, NotebookRun, declared_parameters, run_notebook
 
+pytestmark = pytest.mark.xdist_group("notebooks")  # one worker makes the small runs once for all tests
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = {name: next(FOLDER.glob(f"{name}_*.ipynb")) for name in ("00", "01", "02", "03")}
 TESTED_ELSEWHERE = {
@@ -87,15 +88,14 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[
 
     @cache
     def run(name: str) -> dict[str, str]:
-        return results(run_notebook(NOTEBOOKS[name], SMALL, output_dir=folder))
+        return untimed_results(run_notebook(NOTEBOOKS[name], SMALL, output_dir=folder))
 
     return run
 
 
-def results(run: NotebookRun) -> dict[str, str]:
+def untimed_results(run: NotebookRun) -> dict[str, str]:
     """Cell id -> its output, without the times of this machine."""
-    notebook = nbformat.read(run.executed, as_version=4)
-    return {cell.id: untimed(str(cell.outputs)) for cell in notebook.cells if cell.cell_type == "code"}
+    return {cell: untimed(output) for cell, output in results(run).items()}
 
 
 def untimed(output: str) -> str:
@@ -104,18 +104,8 @@ def untimed(output: str) -> str:
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_is_committed_as_it_should_be(name: str) -> None:
-    assert lint_notebook(NOTEBOOKS[name]) == ()
-    declared = declared_parameters(NOTEBOOKS[name])
-    assert COMMON.keys() <= declared.keys()
-    notebook = nbformat.read(NOTEBOOKS[name], as_version=4)
-    title = notebook.cells[0].source
-    assert title.startswith("# ") and all(
-        f"**{word}" in title for word in ("What you will see", "What you need", "How long")
-    )
-    assert "notebook_intro.announce(" in notebook.cells[2].source  # says where it runs and what it skips
-    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    assert "assert" in code[-1] or "lessons.check" in code[-1]
-    assert all(len(source.splitlines()) <= 20 for source in code[1:])  # the logic is in the library
+    check_committed(NOTEBOOKS[name])
+    assert COMMON.keys() <= declared_parameters(NOTEBOOKS[name]).keys()
 
 
 @pytest.mark.parametrize(("name", "parameters"), GRID, ids=str)
@@ -172,7 +162,7 @@ def test_own_parameters_change_something(
     tmp_path: Path,
 ) -> None:
     values = {parameter: value for parameter, (value, _) in changes.items()}
-    changed = results(run_notebook(NOTEBOOKS[name], {**SMALL, **values}, output_dir=tmp_path))
+    changed = untimed_results(run_notebook(NOTEBOOKS[name], {**SMALL, **values}, output_dir=tmp_path))
     same = [p for p, (_, cell) in changes.items() if changed[cell] == small_run(name)[cell]]
     assert not same, f"changed nothing: {same}"
 
@@ -180,13 +170,15 @@ def test_own_parameters_change_something(
 def test_common_parameters_change_something(
     small_run: Callable[[str], dict[str, str]], tmp_path: Path
 ) -> None:
-    other = results(run_notebook(NOTEBOOKS["00"], {**SMALL, "target": "sm_100a"}, output_dir=tmp_path))
+    other = untimed_results(
+        run_notebook(NOTEBOOKS["00"], {**SMALL, "target": "sm_100a"}, output_dir=tmp_path)
+    )
     assert "sm_100a" in other["run-it"] and "sm_90a" in small_run("00")["run-it"]
 
 
 def test_runs_without_times_are_alike(small_run: Callable[[str], dict[str, str]], tmp_path: Path) -> None:
     """Otherwise a changed output would say nothing about a changed parameter."""
-    again = results(run_notebook(NOTEBOOKS["00"], SMALL, output_dir=tmp_path))
+    again = untimed_results(run_notebook(NOTEBOOKS["00"], SMALL, output_dir=tmp_path))
     for cell in ("staircase", "break-run", "stream", "run-it"):
         assert again[cell] == small_run("00")[cell]
 

@@ -1,8 +1,7 @@
 """tcgen05.mma and tcgen05.commit (PTX ISA, "TensorCore 5th Generation Family Instructions").
 
 MMAs are asynchronous: they read shared memory and write D in tensor memory when they complete (see
-`asynchrony`); a commit
-arrives on its mbarrier after everything before it.
+`asynchrony`); a commit arrives on its mbarrier after everything before it.
 """
 
 from __future__ import annotations
