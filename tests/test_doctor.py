@@ -163,13 +163,15 @@ def test_where_engines_run(
     assert [(place.engine, place.target) for place in places] == [
         ("producer", "sm_90a"),
         ("producer", "sm_100a"),
+        ("umma", "sm_100a"),
     ]
-    assert [(place.device, place.why) for place in places] == expected
+    # Where an engine runs depends on its target alone: umma runs where producer's sm_100a does.
+    assert [(place.device, place.why) for place in places] == [*expected, expected[1]]
 
 
 def test_where_engines_run_without_a_driver() -> None:
     places = doctor.placements(Cuda(None, (), "no CUDA driver"), BOTH)
-    assert [(place.device, place.why) for place in places] == [("vgpu", "no CUDA driver")] * 2
+    assert [(place.device, place.why) for place in places] == [("vgpu", "no CUDA driver")] * 3
 
 
 def test_gpus_are_shown() -> None:
