@@ -186,7 +186,18 @@ def set_up(checkout: Path, *stamps: str) -> None:
 def test_make_help_names_every_target(checkout: Path) -> None:
     shown = make(checkout).stdout
     listed = re.findall(r"^  make ([a-z-]+) +\S", shown, re.M)
-    assert listed == ["help", "demo", "lab", "book", "lint", "test", "test-all", "pictures", "format", "clean"]
+    assert listed == [
+        "help",
+        "demo",
+        "lab",
+        "book",
+        "lint",
+        "test",
+        "test-all",
+        "pictures",
+        "format",
+        "clean",
+    ]
 
 
 @pytest.mark.parametrize("target", ["demo", "lab", "book", "lint", "test", "test-all", "format"])

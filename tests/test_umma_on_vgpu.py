@@ -8,8 +8,10 @@ import textwrap
 from dataclasses import replace
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 import pytest
+from mmasim_oracle import blackwell_bf16
 
 from oproj_lib import vgpu
 from oproj_lib.kernels.umma import OprojUmma
@@ -17,7 +19,7 @@ from oproj_lib.layouts import ring
 from oproj_lib.lessons.broken_umma import BROKEN_UMMA, BrokenUmma
 from oproj_lib.problem import TOLERANCE, Problem, reference
 from oproj_lib.program import build_umma
-from oproj_lib.run import SLOT, SLOTS, judge, launch_on_vgpu
+from oproj_lib.run import SLOT, SLOTS, judge, launch_on_vgpu, run_umma
 
 RANKS = {1536: 8, 768: 16}
 FEW = 2
@@ -156,3 +158,16 @@ def test_every_mistake_is_found(name: str) -> None:
 def test_every_mistake_is_marked(name: str) -> None:
     text = textwrap.dedent(inspect.getsource(BROKEN_UMMA[name].engine))
     assert text.count("# the mistake") == 1
+
+
+def test_exact_arithmetic_is_mmasim_end_to_end() -> None:
+    """64 columns of the output (the last CTA): K in steps of 16, in order, with mmasim's tcgen05 instruction."""
+    result = run_umma(ranks=16, batch=8, exact=True, device="vgpu", seed=3)
+    x, weight = (array.astype(np.float32) for array in Problem(16, 8).inputs(3))
+    total = np.zeros((8, 64), np.float32)
+    for k in range(0, x.shape[1], 16):
+        total = blackwell_bf16(total, x[:, k : k + 16], weight[-64:, k : k + 16])
+    expected = total.astype(ml_dtypes.bfloat16).view(np.uint16)
+    np.testing.assert_array_equal(
+        result.out[:, -64:].view(np.uint16), np.where(expected == 0x8000, 0, expected)
+    )

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from mmasim.nv_ptx import MMA
+from mmasim.nv_ptx import MMA, WGMMA, TCGen05MMA
 
 from oproj_lib.vgpu import tensorcore
 from oproj_lib.vgpu.tensorcore import FORMATS, Datapath, datapath, dot, mma_sync, supported_mma
@@ -405,3 +405,17 @@ def test_errors() -> None:
         dot(matrix, matrix, matrix, "bf16", "tf32", "f32", exact=True, arch=90)
     with pytest.raises(ValueError, match=r"A \(4, 4, 1\), B \(4, 4, 1\), C \(4, 3, 1\) do not fit"):
         dot(matrix, matrix, matrix[:, :3], "bf16", "bf16", "f32", exact=True, arch=90)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ab", ("f16", "bf16"))
+@pytest.mark.parametrize("instruction", ("wgmma", "tcgen05.mma"))
+def test_exact_wgmma_and_tcgen05_are_mmasim_bit_for_bit(instruction: str, ab: str, kind: str) -> None:
+    """K = 16, FP32 accumulators: what `wgmma` and `tensor` ask of `dot`."""
+    if instruction == "wgmma":
+        arch, model = 90, WGMMA("Hopper", f"m64n8k16.f32.{ab}.{ab}")
+    else:
+        arch, model = 100, TCGen05MMA("Blackwell", f"m64n8k16.kind::f16.f32.{ab}.{ab}")
+    a, b, c = inputs(kind, 2000, 16, ab, "f32", seed=9)
+    wanted = model.dpa(to_tensor(a, ab), to_tensor(b, ab), to_tensor(c, "f32")).view(torch.int32).numpy()
+    np.testing.assert_array_equal(dot_rows(arch, ab, "f32", a, b, c), wanted.view(np.uint32))
