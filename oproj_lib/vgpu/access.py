@@ -62,13 +62,10 @@ def take_space(form: Form) -> str:
     return space.removesuffix("::cta") if space else "generic"
 
 
-def take_hints(form: Form) -> bool:
-    """Consumes cache, eviction, order and scope qualifiers; says whether this access polls (volatile,
-    relaxed, acquire)."""
-    ordered = False
-    while (mod := form.take(*CACHE, *EVICTION, *ORDER, *SCOPE)) is not None:
-        ordered |= mod in ("volatile", "relaxed", "acquire", "mmio")
-    return ordered
+def take_hints(form: Form) -> None:
+    """Consumes cache, eviction, order and scope qualifiers."""
+    while form.take(*CACHE, *EVICTION, *ORDER, *SCOPE):
+        pass
 
 
 def locate(
@@ -295,7 +292,7 @@ def build_ld(form: Form) -> Execute:
     type_name = form.take_type()
     count = vector_length(form)
     space = take_space(form)
-    form.yields = take_hints(form)
+    take_hints(form)
     operands = form.operands
     form.finish(operands=(2, 3))  # a third operand is a cache policy
     if len(operands) == 3:
@@ -499,7 +496,6 @@ def build_atom(form: Form) -> Execute:
     space = resolve_space(form, operands[0], space)
     note_shared_size(form, space, dtype.itemsize)
     form.decoder.shared_atomics |= space in ("shared", "generic")
-    form.yields = True
 
     def execute(launch: Launch, lanes: Lanes) -> None:
         op, size = launch.op, dtype.itemsize

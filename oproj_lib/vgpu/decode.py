@@ -79,7 +79,6 @@ class Op:
     control: str = "next"  # "next", "branch", "indexed", "exit", "barrier", "warp", "wait"
     targets: tuple[int, ...] = ()
     tracks_poison: bool = False  # the operation handles undefined data itself
-    yields: bool = False  # a polling load or try_wait: let somebody else run
     address_rows: tuple[Row, ...] = ()
     member_mask: Reader | None = None  # which lanes of the warp must execute this together
 
@@ -113,7 +112,6 @@ class Form:
     control: str = "next"
     targets: tuple[int, ...] = ()
     tracks_poison: bool = False
-    yields: bool = False
     reads: list[str] = field(default_factory=list)
     writes: list[str] = field(default_factory=list)
     address_registers: list[str] = field(default_factory=list)
@@ -412,7 +410,7 @@ class Decoder:
             index, instruction, execute,
             tuple(self.row(name, form) for name in dict.fromkeys(form.reads)),
             tuple(self.row(name, form) for name in dict.fromkeys(form.writes)),
-            guard, instruction.guard_negated, form.control, form.targets, form.tracks_poison, form.yields,
+            guard, instruction.guard_negated, form.control, form.targets, form.tracks_poison,
             tuple(self.row(name, form) for name in form.address_registers),
             form.member_mask,
         )  # fmt: skip

@@ -454,7 +454,6 @@ def build_isspacep(form: Form) -> Execute:
 @opcode("nanosleep")
 def build_nanosleep(form: Form) -> Execute:
     form.take_type("u32")
-    form.yields = True
     form.finish(operands=1)
     form.read(form.operands[0], "u32")
     return lambda launch, lanes: None

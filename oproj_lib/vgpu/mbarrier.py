@@ -416,7 +416,6 @@ def build_wait(form: Form, action: str) -> Execute:
         form.read(form.operands[3], "u32")  # a time limit: the virtual GPU has no clock to measure it by
     form.finish(operands=(3, 4))
     form.control = "wait"
-    form.yields = True
 
     def execute(launch: Launch, lanes: Lanes) -> np.ndarray:
         """Returns which lanes go on; the others are parked."""
