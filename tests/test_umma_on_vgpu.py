@@ -138,13 +138,7 @@ def lines_of(broken: BrokenUmma) -> tuple[str, range]:
 @pytest.mark.parametrize("name", BROKEN_UMMA)
 def test_every_mistake_is_found(name: str) -> None:
     broken = BROKEN_UMMA[name]
-    mailboxes, report = launch(broken.build(), broken.batch, FEW, checks=True, cached=False)
-    if broken.kind == "wrong result":
-        assert not report.findings
-        expected = inputs(broken.k)[2][: broken.batch, : 64 * FEW]
-        got = (bits(mailboxes, broken.batch, FEW).astype(np.uint32) << 16).view(np.float32)
-        assert np.linalg.norm(got - expected) / np.linalg.norm(expected) > 0.5
-        return
+    _, report = launch(broken.build(), broken.batch, FEW, checks=True, cached=False)
     file, lines = lines_of(broken)
     places = [
         (finding.source.file, finding.source.line)

@@ -177,7 +177,7 @@ BROKEN_UMMA = {
     "tensor memory never freed": BrokenUmma(NeverFrees, "tensor memory leak", "set_up"),
     "another warp's quarter": BrokenUmma(AnotherWarpsQuarter, "lane quarter", "transpose_rows"),
     "lanes of 128 rows": BrokenUmma(LanesOf128Rows, "undefined data", "publish_chunk"),
-    "unswizzled stores": BrokenUmma(UnswizzledStores, "wrong result", ""),
-    "wrong stride": BrokenUmma(WrongStride, "wrong result", ""),
+    "unswizzled stores": BrokenUmma(UnswizzledStores, "descriptor", "issue_block"),
+    "wrong stride": BrokenUmma(WrongStride, "descriptor", "issue_block"),
     "tile cleared early": BrokenUmma(ClearsTheTileEarly, "race", "epilogue"),
 }

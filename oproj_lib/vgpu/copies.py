@@ -17,8 +17,8 @@ from .access import EVICTION, check_address, count_access, locate, note_shared_s
 from .asynchrony import CopyArrival
 from .decode import Execute, Form, Op, opcode
 from .mbarrier import by_offset, take_shared
-from .memory import Region
-from .shadow import IN_FLIGHT
+from .memory import Buffer, Region
+from .shadow import CHUNK_BYTES, IN_FLIGHT
 from .syntax import Imm
 
 if TYPE_CHECKING:
@@ -218,6 +218,10 @@ class AsyncCopies:
                 origin = np.where(copy.valid == size, origin, 0)
             launch.shadow.set_memory_origin(shared, copy.destination, size, 0 if origin is None else origin)
             launch.shadow.shared_access(copy.op, copy.threads, copy.destination, size, write=True)
+            if size == CHUNK_BYTES:
+                whole = (copy.valid == size) & isinstance(copy.region, Buffer)
+                base = copy.region.address if isinstance(copy.region, Buffer) else 0
+                launch.shadow.note_copy(copy.op, copy.destination, np.where(whole, base + copy.source, -1))
 
     def move(self, copy: PendingCopy) -> None:
         """Moves the bytes. Until the thread waits, checks still treat them as undefined."""

@@ -100,6 +100,7 @@ class Code:
     join_points: frozenset[int] = frozenset()
     shared_granule: int = 16  # bytes: the smallest shared-memory access in the program
     shared_atomics: bool = False
+    matrix_tiles: bool = False  # tensor-core operands are described by descriptors
 
 
 @dataclass
@@ -325,6 +326,7 @@ class Decoder:
         }
         self.smallest_shared = 16
         self.shared_atomics = False
+        self.matrix_tiles = False
 
     def row(self, name: str, form: Form) -> Row:
         kind = self.entry.registers.get(name)
@@ -427,6 +429,7 @@ class Decoder:
         return Code(
             self.entry, ops, counts, shared, shared_bytes, local, local_bytes, parameters, parameter_bytes, module,
             frozenset(joins), self.smallest_shared, self.shared_atomics,
+            self.matrix_tiles,
         )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .launch import Lanes, Launch
 
 NEVER_WRITTEN = 1
+CHUNK_BYTES = 16
 IN_FLIGHT = "a cp.async that nobody waited for"
 WGMMA_IN_FLIGHT = "a wgmma that nobody waited for"
 
@@ -178,6 +179,12 @@ class Shadow:
         self.agreed = np.zeros(words, bool)
         self.async_readers: np.ndarray | None = None  # tensor-core operations in flight that read a word
         self.async_pc = 0
+        self.copied_from: np.ndarray | None = (
+            None  # global address of each 16-byte chunk; -1: not copied as a whole
+        )
+        self.copied_by = 0  # the last cp.async that filled it
+        if code.matrix_tiles:
+            self.copied_from = np.full(memory.shared.bytes.size // CHUNK_BYTES, -1, np.int64)
 
     # -- races --------------------------------------------------------------------------------------------------
 
@@ -202,6 +209,8 @@ class Shadow:
         )  # fmt: skip
         if write:
             self.check_async_readers(op, repeated, words)
+            if self.copied_from is not None:
+                self.copied_from[offsets // CHUNK_BYTES] = -1
             never = np.zeros(words.size, bool)
             per = words.size // threads.size
             old, new = (never, never) if same is None else (np.repeat(same[0], per), np.repeat(same[1], per))
@@ -242,6 +251,44 @@ class Shadow:
             if reason in (IN_FLIGHT, WGMMA_IN_FLIGHT):
                 self.in_flight.append(self.origin_ids[key])
         return self.origin_ids[key]
+
+    # -- where tiles came from ----------------------------------------------------------------------------------
+
+    def note_copy(self, op: Op, destination: np.ndarray, addresses: np.ndarray) -> None:
+        """16-byte chunks of shared memory now hold what lay at these global addresses (-1: zeros)."""
+        if self.copied_from is not None:
+            self.copied_from[destination // CHUNK_BYTES] = addresses
+            self.copied_by = op.index
+
+    def check_tile(self, op: Op, threads: np.ndarray, offsets: np.ndarray, name: str) -> None:
+        """Whether a K-major operand's descriptor agrees with how its tile was stored. `offsets` [rows, 2]: the two
+        16-byte chunks of K = 16 of each row. Rows must not share bytes, and must agree on the order of their
+        chunks."""
+        if self.copied_from is None:
+            return
+        first: dict[int, int] = {}
+        for row, chunk in enumerate(offsets[:, 0].tolist()):
+            row_of = first.setdefault(chunk, row)
+            if row_of != row:
+                message = (
+                    f"rows {row_of} and {row} of operand {name} are the same bytes of shared memory: the stride byte "
+                    "offset of its descriptor is too small for 8 rows"
+                )
+                self.launch.found("descriptor", message, op, threads)
+                return
+        cta = int(threads[0]) // self.launch.threads_per_cta
+        source = self.copied_from[(cta * self.launch.memory.shared_stride + offsets) // CHUNK_BYTES]
+        known = np.flatnonzero((source >= 0).all(axis=1))
+        steps = source[known, 1] - source[known, 0]
+        if known.size and (steps != steps[0]).any():
+            row = int(known[np.flatnonzero(steps != steps[0])[0]])
+            message = (
+                f"operand {name}: rows {int(known[0])} and {row} do not agree on the order of their 16-byte chunks "
+                f"({int(steps[0]):+d} and {int(source[row, 1] - source[row, 0]):+d} "
+                "bytes apart in global memory): the tile "
+                f"stored at {self.place(self.copied_by)} is not swizzled as its descriptor says"
+            )
+            self.launch.found("descriptor", message, op, threads)
 
     # -- the asynchronous proxy ---------------------------------------------------------------------------------
 

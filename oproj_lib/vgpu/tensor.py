@@ -22,6 +22,7 @@ from .matrices import (
 )
 from .mbarrier import by_offset
 from .memory import Region
+from .shadow import CHUNK_BYTES
 from .syntax import Addr, Vec
 from .tensorcore import dot
 from .tmem import LANES, build_alloc, build_dealloc, build_relinquish
@@ -153,6 +154,7 @@ def build_mma(form: Form) -> Execute:
     descriptor, accumulate = form.read(operands[3], "b32"), form.read(operands[4], "pred")
     form.finish(operands=5)
     form.decoder.smallest_shared = min(form.decoder.smallest_shared, 16)
+    form.decoder.matrix_tiles = True
 
     def execute(launch: Launch, lanes: Lanes) -> None:
         n, threads = lanes.count, lanes.threads()
@@ -207,6 +209,8 @@ def issue(
             )
             launch.found("out of bounds", message, op, threads)
             return
+        if launch.shadow is not None and tile.k_major:
+            launch.shadow.check_tile(op, threads, tile.offsets[:, :: CHUNK_BYTES // 2], name)
     wanted = np.broadcast_to(np.arange(column, column + shape.n), (ctas.size, shape.n))
     good = tmem.check(op, threads, ctas, wanted)
     if not good.any():
