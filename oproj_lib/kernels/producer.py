@@ -55,6 +55,14 @@ Fragment = tuple[Words4, Words4]
 """Weights of one lane for one K block and row tile: the upper (r = 0) and lower (r = 1) 16-byte chunk."""
 
 
+def check_options(twoshot: bool, policy: str) -> None:
+    """Raises ValueError for options that no engine has (yet)."""
+    if twoshot:
+        raise ValueError("twoshot = True: two-shot arrives with the second transport shot; valid: False")
+    if policy not in POLICIES:
+        raise ValueError(f"policy = {policy!r}: choose from {POLICIES}")
+
+
 class OprojProducer:
     """Builds the projection kernel for one configuration.
 
@@ -77,10 +85,7 @@ class OprojProducer:
         transport: Transport | str = "multicast",
         policy: str = "latent",
     ) -> None:
-        if twoshot:
-            raise ValueError("twoshot = True: two-shot arrives with the second transport shot; valid: False")
-        if policy not in POLICIES:
-            raise ValueError(f"policy = {policy!r}: choose from {POLICIES}")
+        check_options(twoshot, policy)
         self.config = Configuration(k, staged_blocks, rows, group_tiles)
         self.twoshot = twoshot
         self.policy = policy

@@ -42,7 +42,7 @@ from cutlass.memory import SmemAllocator
 
 from oproj_lib.kernels import primitives
 from oproj_lib.kernels import umma_primitives as umma
-from oproj_lib.kernels.producer import POLICIES, OprojProducer
+from oproj_lib.kernels.producer import OprojProducer, check_options
 from oproj_lib.kernels.transport import Mailbox, Transport, as_transport
 from oproj_lib.kernels.umma_configuration import (
     DEFAULT_BUDGET,
@@ -103,10 +103,7 @@ class OprojUmma(OprojProducer):
         policy: str = "latent",
     ) -> None:
         # Not super().__init__: it checks mma.sync settings that do not exist here.
-        if twoshot:
-            raise ValueError("twoshot = True: two-shot arrives with the second transport shot; valid: False")
-        if policy not in POLICIES:
-            raise ValueError(f"policy = {policy!r}: choose from {POLICIES}")
+        check_options(twoshot, policy)
         self.config = UmmaConfiguration(k, budget)
         self.twoshot = twoshot
         self.policy = policy
