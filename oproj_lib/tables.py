@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from oproj_lib.bench.vgpu import Benchmark
 from oproj_lib.run import RunResult
+
+if TYPE_CHECKING:
+    from oproj_lib.bench.vgpu import Benchmark
 
 
 def result_table(results: Sequence[RunResult]) -> Table:

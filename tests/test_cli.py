@@ -63,6 +63,7 @@ def test_findings_make_the_exit_code_non_zero(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same command with a broken producer in the engine's place."""
+    import oproj_lib.bench.vgpu  # noqa: F401  (first imported now, it would keep the broken producer for good)
     from oproj_lib import run as runner
     from oproj_lib.lessons.broken import NoBarrierBeforePublish
 
