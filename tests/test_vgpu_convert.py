@@ -502,6 +502,12 @@ cvt.rm.tf32.f32 %r0, %f1;
 cvt.s32 %r0, %r1;
 cvt.pack.sat.s16.s32 %r0, %r1, %r2;
 cvt.wide.s64.s32 %rd0, %r1;
+cvt.sat.s64.s32 %rd0, %r1;
+cvt.sat.s32.u16 %r0, %h1;
+cvt.sat.u32.u32 %r0, %r1;
+cvt.rn.ftz.relu.f16.f32 %h0, %f1;
+cvt.rn.relu.sat.f16.f32 %h0, %f1;
+cvt.rz.ftz.relu.bf16.f32 %h0, %f1;
 """.strip().splitlines()
 
 

@@ -85,6 +85,7 @@ def test_the_whole_kernel_has_no_findings(compile_kernel: Compiler) -> None:
     ("opcode", "kind", "count"),
     [
         ("fence.proxy.async", "missing proxy fence", 1),
+        ("wgmma.fence", "missing wgmma.fence", 1),
         ("wgmma.commit_group", "undefined data", 1),
         ("wgmma.wait_group.sync.aligned 1", "race", 1),  # the copies of the next turn overwrite its operands
         ("wgmma.wait_group.sync.aligned 0", "undefined data", 1),

@@ -206,6 +206,33 @@ def test_cp_async_arrives_when_waited_for(schedule: str | int) -> None:
     np.testing.assert_array_equal(out, words(32))
 
 
+@pytest.mark.parametrize(("operands", "kept"), [("4, %d5", 4), ("4, 2, %d5", 2), ("4, 0, %d5", 0)])
+def test_cp_async_with_a_cache_policy(operands: str, kept: int) -> None:
+    """The policy comes last, with or without a source size (PTX ISA, "cp.async")."""
+    hinted = WAITED.replace(
+        "cp.async.ca.shared.global [%r4], [%d3], 4;",
+        "createpolicy.fractional.L2::evict_last.b64 %d5;\n"
+        f"cp.async.ca.shared.global.L2::cache_hint [%r4], [%d3], {operands};",
+    )
+    out = np.zeros(32, np.uint32)
+    x = words(32) * np.uint32(0x01010101)
+    assert launch(hinted, x, out).ok
+    np.testing.assert_array_equal(out, x & np.uint32((1 << 8 * kept) - 1))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cp.async.ca.shared.global.L2::cache_hint [%r4], [%d3], 4;",
+        "cp.async.ca.shared.global [%r4], [%d3], 4, 2, %d5;",
+        "cp.async.ca.shared.global.L2::cache_hint [%r4], [%d3], 4, 2, %d5, %d5;",
+    ],
+)
+def test_a_cache_policy_needs_its_qualifier_and_the_reverse(line: str) -> None:
+    with pytest.raises(vgpu.MalformedPTX, match="operands"):
+        launch(WAITED.replace("cp.async.ca.shared.global [%r4], [%d3], 4;", line), words(32), words(32))
+
+
 @pytest.mark.parametrize("schedule", ["program", 0, 1])
 @pytest.mark.parametrize("broken", ["cp.async.wait_group 0;", "cp.async.commit_group;"])
 def test_cp_async_without_its_wait_or_commit(broken: str, schedule: str | int) -> None:

@@ -1,6 +1,5 @@
-"""Loads, stores, atomics, asynchronous copies and multicast stores (PTX ISA, "Data Movement and Conversion
-Instructions", "Parallel Synchronization: atom, red", "cp.async", "multimem"). Bounds and alignment are always
-checked."""
+"""Loads and stores, and what every access to memory has in common (PTX ISA, "Data Movement and Conversion
+Instructions: ld, st"). Bounds and alignment are always checked."""
 
 from __future__ import annotations
 
@@ -14,6 +13,7 @@ from .counting import count_sectors, count_wavefronts
 from .decode import Execute, Form, Op, opcode
 from .memory import LOCAL_BASE, SHARED_BASE, WINDOW_SPAN, Buffer, MulticastWindow, Region
 from .registers import DTYPES
+from .sentinel import check_store
 from .syntax import TYPE_BYTES, Addr, Reg, Sym
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ EVICTION = tuple(
     )
 )
 ORDER = ("weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
+STRONG = frozenset(ORDER) - {"weak"}  # PTX ISA, "Memory Consistency Model: Strong Operations"
 SCOPE = ("cta", "cluster", "gpu", "sys")
 SPACES = ("global", "shared", "shared::cta", "local", "const", "param", "param::entry")
 
@@ -63,7 +64,8 @@ def take_space(form: Form) -> str:
 
 
 def take_hints(form: Form) -> None:
-    """Consumes cache, eviction, order and scope qualifiers."""
+    """Consumes cache, eviction, order and scope qualifiers; notes whether the operation is strong."""
+    form.strong = not STRONG.isdisjoint(form.mods)
     while form.take(*CACHE, *EVICTION, *ORDER, *SCOPE):
         pass
 
@@ -216,9 +218,9 @@ def _in_buffer(
         threads = lanes.threads() if which is None else lanes.threads()[which]
         launch.found("wrong address space", f"{verb} to constant memory ({buffer.name})", op, threads)
         return
-    if buffer in launch.predecessor_writes and not launch.waited_for_predecessor.all():
+    if buffer in launch.predecessor_writes and not launch.dependency.waited.all():
         threads = lanes.threads() if which is None else lanes.threads()[which]
-        early = ~launch.waited_for_predecessor[threads]
+        early = ~launch.dependency.waited[threads]
         if early.any():
             launch.found(
                 "too early",
@@ -226,6 +228,10 @@ def _in_buffer(
                 op,
                 threads[early],
             )
+    if launch.footprints is not None and verb != "bulk prefetch":
+        threads = lanes.threads() if which is None else lanes.threads()[which]
+        write = verb in ("store", "atomic")
+        launch.footprints.access(launch, op, threads, buffer, offsets, size, write)
     yield Piece(buffer, which, offsets)
 
 
@@ -322,6 +328,8 @@ def build_ld(form: Form) -> Execute:
             values = piece.region.view(element, count)[piece.offsets // size]
             for i, write in enumerate(writes):
                 write(launch, part.sel, np.ascontiguousarray(values[:, i]).view(dtype))
+            if launch.watch is not None:
+                launch.watch.note_read(op, part.threads(), piece.region, piece.offsets, size)
             if launch.counting:
                 count_access(launch, op, lanes, piece, size, write=False)
             if launch.shadow is not None:
@@ -428,6 +436,7 @@ def store_piece(
     launch: Launch, op: Op, lanes: Lanes, piece: Piece, values: np.ndarray, rows: list[Any]
 ) -> None:
     """Writes values [lanes, count] into one region, with bookkeeping."""
+    note_write(launch, op, lanes, piece, values)
     element, count = values.dtype, values.shape[1]
     size = element.itemsize * count
     region, where_to = piece.region, piece.offsets // size
@@ -457,86 +466,14 @@ def store_piece(
         )
 
 
-# -- atom, red --------------------------------------------------------------------------------------------------------
-
-
-def atomic_function(name: str, type_name: str) -> Any:
-    dtype = DTYPES[type_name]
-    table: dict[str, Any] = {
-        "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
-        "xor": np.bitwise_xor,
-        "exch": lambda old, new: new,
-        "inc": lambda old, limit: np.where(old >= limit, dtype.type(0), old + dtype.type(1)),
-        "dec": lambda old, limit: np.where((old == 0) | (old > limit), limit, old - dtype.type(1)),
-    }  # fmt: skip
-    return table.get(name)
-
-
-@opcode("atom", "red")
-def build_atom(form: Form) -> Execute:
-    type_name = form.take_type()
-    space = take_space(form)
-    take_hints(form)
-    form.take("noftz")
-    name = form.take("add", "min", "max", "and", "or", "xor", "exch", "inc", "dec", "cas")
-    if name is None:
-        raise form.unsupported("this atomic operation is not modelled")
-    count = vector_length(form)
-    if count > 1 or type_name in ("f16x2", "bf16x2"):
-        raise form.unsupported("vector and packed atomics are not modelled")
-    returns = form.instruction.op == "atom"
-    operands = form.operands[1:] if returns else form.operands
-    form.finish(operands=(len(form.operands),))
-    write = form.write(form.operands[0], type_name) if returns else None
-    read_address = form.address(operands[0])
-    b = form.read(operands[1], type_name)
-    c = form.read(operands[2], type_name) if name == "cas" else None
-    function = atomic_function(name, type_name)
-    dtype = DTYPES[type_name]
-    space = resolve_space(form, operands[0], space)
-    note_shared_size(form, space, dtype.itemsize)
-    form.decoder.shared_atomics |= space in ("shared", "generic")
-
-    def execute(launch: Launch, lanes: Lanes) -> None:
-        op, size = launch.op, dtype.itemsize
-        if launch.shadow is not None:
-            check_address(launch, op, lanes)
-        operand = np.broadcast_to(b(launch, lanes.sel), (lanes.count,))
-        swap = np.broadcast_to(c(launch, lanes.sel), (lanes.count,)) if c is not None else None
-        for piece in locate(launch, op, lanes, read_address(launch, lanes.sel), size, space, "atomic"):
-            which = np.arange(lanes.count) if piece.which is None else piece.which
-            memory = piece.region.view(dtype, 1)[:, 0]
-            index = piece.offsets // size
-            old = np.empty(which.size, dtype)
-            for turn in turns(index):  # lanes that share an address go one after another
-                current = memory[index[turn]]
-                old[turn] = current
-                value = operand[which[turn]]
-                if swap is not None:
-                    memory[index[turn]] = np.where(current == value, swap[which[turn]], current)
-                else:
-                    memory[index[turn]] = function(current, value)
-            if write is not None:
-                write(launch, lanes.pick(which).sel, old)
-            if piece.region.written is not None:
-                for step in range(size):
-                    piece.region.written[piece.offsets + step] = True
-            if launch.counting:
-                count_access(launch, op, lanes, piece, size, write=True)
-            if launch.shadow is not None and piece.region.space == "shared":
-                launch.shadow.shared_access(
-                    op, lanes.threads()[which], piece.offsets, size, write=True, atomic=True
-                )
-
-    return execute
-
-
-def turns(index: np.ndarray) -> Iterator[np.ndarray]:
-    """Positions grouped so that no group holds an address twice; order within an address is lane order."""
-    order = np.argsort(index, kind="stable")
-    ordered = index[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    lengths = np.diff(np.r_[starts, ordered.size])
-    occurrence = np.arange(ordered.size) - np.repeat(starts, lengths)
-    for turn in range(int(lengths.max())):
-        yield order[occurrence == turn]
+def note_write(launch: Launch, op: Op, lanes: Lanes, piece: Piece, values: np.ndarray) -> None:
+    """Tells those who poll that a write comes, and checks what is published."""
+    region = piece.region
+    if launch.watch is not None:
+        element, count = values.dtype, values.shape[1]
+        there = region.view(element, count)[piece.offsets // (element.itemsize * count)]
+        launch.watch.changed |= bool((there != values).any())
+    launch.writes += 1
+    if isinstance(region, Buffer) and region.sentinel is not None:
+        threads = lanes.threads() if piece.which is None else lanes.threads()[piece.which]
+        check_store(launch, op, threads, region, piece.offsets, values)

@@ -29,6 +29,7 @@ from .elementwise import (
 )
 from .floats import (
     canonical_nan,
+    carry_payload,
     clamp_negative,
     directed_product,
     directed_quotient,
@@ -41,6 +42,7 @@ from .floats import (
     fmax,
     fmin,
     narrow,
+    quiet,
     sum_underflows,
 )
 from .registers import DTYPES
@@ -99,6 +101,11 @@ def rounded(form: Form, type_name: str, nearest: Function, directed: Function) -
     return lambda *values: directed(*(np.asarray(v).astype(np.float64) for v in values), mode)
 
 
+def second_first(function: Function) -> Function:
+    """An FP64 operation whose NaN comes from b, else from c, else from a (see `carry_payload`)."""
+    return lambda a, *others: carry_payload(function(a, *others), *others, a)
+
+
 # -- sums and products -----------------------------------------------------------------------------
 
 
@@ -108,9 +115,10 @@ def build_add(form: Form) -> Execute:
         raise form.unsupported("carry (.cc) is not modelled")
     type_name = typed(form, _SUM)
     adds = form.instruction.op == "add"
-    function = np.add if adds else np.subtract
+    function: Function = np.add if adds else np.subtract
     if is_float(type_name):
         sign = 1.0 if adds else -1.0
+        function = second_first(function) if type_name == "f64" else function
         return elementwise(
             form,
             type_name,
@@ -134,7 +142,8 @@ def build_mul(form: Form) -> Execute:
     type_name = typed(form, _PRODUCT)
     if is_float(type_name):
         underflows = underflow_of_products(form, type_name)
-        function = rounded(form, type_name, np.multiply, directed_product)
+        nearest: Function = second_first(np.multiply) if type_name == "f64" else np.multiply
+        function = rounded(form, type_name, nearest, directed_product)
         return elementwise(form, type_name, function, 2, underflows)
     return integer_product(form, type_name, has_addend=False)
 
@@ -218,7 +227,7 @@ def fused(form: Form, type_name: str) -> Execute:
 
     def nearest(a: Any, b: Any, c: Any) -> Any:
         if dtype == np.float64:
-            return fma64(a, b, c)
+            return carry_payload(fma64(a, b, c), b, c, a)
         if dtype == np.float32:
             return fma32(a, b, c)
         result = fma_narrow(a, b, c, dtype)
@@ -243,7 +252,22 @@ def build_div(form: Form) -> Execute:
         raise form.malformed("div of floats needs a rounding qualifier, .approx or .full")
     if form.take("approx", "full") == "approx":
         return elementwise(form, type_name, approximate_quotient, 2)
-    return elementwise(form, type_name, rounded(form, type_name, np.divide, directed_quotient), 2)
+    underflows = underflow_of_quotients(form, type_name)
+    function = rounded(form, type_name, np.divide, directed_quotient)
+    return elementwise(form, type_name, function, 2, underflows)
+
+
+def underflow_of_quotients(form: Form, type_name: str) -> Function:
+    """For `elementwise`: a / b is too small for a normal number."""
+    nearest = not {"rz", "rm", "rp"} & set(form.mods)
+
+    def underflows(a: Any, b: Any) -> np.ndarray:
+        x, y = np.asarray(a).astype(np.float64), np.asarray(b).astype(np.float64)
+        quotient = x / y
+        rest = fma64(-quotient, y, x) / y  # FP64 holds the remainder of two FP32 numbers
+        return sum_underflows(quotient, rest, element_dtype(type_name), nearest=nearest)
+
+    return underflows
 
 
 def approximate_quotient(x: Any, y: Any) -> Any:
@@ -283,7 +307,8 @@ def build_sign(form: Form) -> Execute:
     negates = form.instruction.op == "neg"
     if not is_float(type_name):
         return elementwise(form, type_name, np.negative if negates else np.abs, 1)
-    # neg and abs of floats work on the sign bit; a NaN becomes the canonical one (seen on an H200).
+    # neg and abs of floats work on the sign bit. A NaN becomes the canonical one; in FP64 it is made quiet and keeps
+    # sign and payload (seen on an H200).
     ftz = form.take("ftz") is not None
     element = element_dtype(type_name)
     bits = np.dtype(f"u{element.itemsize}")
@@ -296,6 +321,7 @@ def build_sign(form: Form) -> Execute:
         raw = value.view(bits)
         raw = raw ^ sign if negates else raw & ~sign
         result = canonical_nan(raw.view(element))
+        result = np.where(np.isnan(value), quiet(value), result) if element == np.float64 else result
         result = flush_subnormals(result) if ftz else result
         write(launch, lanes.sel, result.view(DTYPES[type_name]))
 
@@ -326,6 +352,8 @@ def build_minmax(form: Form) -> Execute:
             result = np.where(np.signbit(a) != np.signbit(b), -result, result)
         return result
 
+    if type_name == "f64":
+        return elementwise(form, type_name, second_first(number), 2)
     return elementwise(form, type_name, function, 2)
 
 

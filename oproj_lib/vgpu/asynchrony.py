@@ -40,6 +40,7 @@ class AsyncWork:
         self.issued += 1
         item.number = self.issued
         self.items.append(item)
+        self.launch.writes += 1
         if self.launch.trace is not None:
             self.launch.trace.work("start", item.op, item.threads, item.number)
 
@@ -57,6 +58,7 @@ class AsyncWork:
         if self.launch.trace is not None:
             self.launch.trace.work("finish", item.op, item.threads, item.number)
         item.complete(self.launch)
+        self.launch.writes += 1
         return True
 
 

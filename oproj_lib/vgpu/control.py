@@ -111,17 +111,10 @@ def build_griddepcontrol(form: Form) -> Execute:
     action = form.take("wait", "launch_dependents")
     form.finish(operands=0)
     if action == "wait":
-
-        def wait(launch: Launch, lanes: Lanes) -> None:
-            launch.waited_for_predecessor[lanes.sel] = True
-
-        return wait
+        form.control = "grid wait"
+        return lambda launch, lanes: launch.dependency.wait(launch.op, lanes)
     if action == "launch_dependents":
-
-        def trigger(launch: Launch, lanes: Lanes) -> None:
-            launch.triggered[np.unique(lanes.threads() // launch.threads_per_cta)] = True
-
-        return trigger
+        return lambda launch, lanes: launch.dependency.trigger(launch.op, lanes)
     raise form.malformed("griddepcontrol needs .wait or .launch_dependents")
 
 
@@ -272,6 +265,7 @@ class Barriers:
         if launch.trace is not None:
             launch.trace.completed(launch.op, ctas, f"barrier {number}", barrier.phase)
             barrier.phase += int(launch.trace.cta in ctas)
+        launch.dependency.spread(ctas, barrier.members, barrier.members & barrier.waits)
         launch.counters.barriers += ctas.size
         if launch.shadow is not None:
             whole = (barrier.members & barrier.waits)[ctas].all(axis=1)
@@ -283,6 +277,7 @@ class Barriers:
                     int(cta), np.flatnonzero(came), np.flatnonzero(came & barrier.waits[cta])
                 )
         barrier.arrived[ctas] = 0
+        barrier.expected[ctas] = 0  # the next use may expect another number
         barrier.members[ctas] = False
         remaining = []
         for waiting in barrier.waiting:

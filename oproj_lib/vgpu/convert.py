@@ -9,7 +9,17 @@ import numpy as np
 
 from .decode import Execute, Form, opcode
 from .elementwise import INTEGERS, ROUNDING
-from .floats import BF16, adjust, canonical_nan, clamp_negative, clamp_to_one, flush_subnormals, narrow
+from .floats import (
+    BF16,
+    adjust,
+    canonical_nan,
+    clamp_negative,
+    clamp_to_one,
+    flush_subnormals,
+    narrow,
+    narrow_payload,
+    quiet,
+)
 from .registers import DTYPES
 
 Convert = Callable[[Any], Any]
@@ -38,14 +48,12 @@ def build_cvt(form: Form) -> Execute:
 
     def execute(launch: Any, lanes: Any) -> None:
         value = np.asarray(read(launch, lanes.sel))
-        if (
-            ftz and source_type == "f32" and result_type not in ("f16", "bf16")
-        ):  # an H200 does not flush there
-            value = flush_subnormals(value)
+        if ftz and source_type == "f32" and result_type != "f16":  # an H200 does not flush there
+            value = flush_subnormals(canonical_nan(value))
         if saturate and not to_float and source_type not in FLOAT_RANK:
             value = limit(value, DTYPES[result_type])
         result = function(value)
-        if ftz and to_float:
+        if ftz and to_float and source_type != "f64":
             result = canonical_nan(result)
         if saturate and to_float:
             result = clamp_to_one(result)
@@ -88,8 +96,20 @@ def check_qualifiers(form: Form, result_type: str, source_type: str, rounding: s
         raise form.malformed(f".ftz does not apply to .{result_type}.{source_type}")
     if "sat" in form.mods and ((narrow_result and result_type != "f16") or source_type == "bf16"):
         raise form.malformed(f".sat does not apply to .{result_type}.{source_type}")
+    if "sat" in form.mods and not from_float and not to_float and holds_all(result_type, source_type):
+        raise form.malformed(
+            f".sat of .{result_type}.{source_type}: .{result_type} holds every .{source_type}"
+        )
     if "relu" in form.mods and not (narrow_result and source_type == "f32" and rounding in ("rn", "rz")):
         raise form.malformed(f".relu does not apply to .{result_type}.{source_type} with this rounding")
+    if "relu" in form.mods and {"ftz", "sat"} & set(form.mods):
+        raise form.malformed(".relu excludes .ftz and .sat")
+
+
+def holds_all(result_type: str, source_type: str) -> bool:
+    """Whether every value of one integer type is a value of the other."""
+    result, source = np.iinfo(DTYPES[result_type]), np.iinfo(DTYPES[source_type])
+    return bool(result.min <= source.min and source.max <= result.max)
 
 
 def packed(form: Form, result_type: str, rounding: str | None, relu: bool) -> Execute:
@@ -124,7 +144,13 @@ def converter(form: Form, result_type: str, source_type: str, rounding: str | No
     if rounding in INTEGER_ROUNDING:
         function = INTEGER_ROUNDING[str(rounding)]
         return lambda v: canonical_nan(function(v.astype(np.float64)).astype(result))
-    if rounding in ("rz", "rm", "rp"):
+    exact = FLOAT_RANK[result_type] > FLOAT_RANK[source_type]
+    directed = rounding in ("rz", "rm", "rp") and not exact
+    if source_type == "f64" and result_type != "f64":
+        if directed:
+            return lambda v: narrow_payload(v, round_directed(v, result, str(rounding)))
+        return lambda v: narrow_payload(v, round_nearest(v, result))
+    if directed:
         return lambda v: round_directed(v, result, str(rounding))
     return lambda v: round_nearest(v, result)
 
@@ -182,17 +208,16 @@ def exact_enough(value: np.ndarray) -> np.ndarray:
 def round_nearest(value: Any, result: np.dtype) -> Any:
     """To nearest, ties to even, one rounding.
 
-    BF16 to FP32 and FP64 to FP32 keep a NaN's sign and leading payload, as an H200 does; other NaNs become
-    canonical.
+    To FP64, and from BF16 to FP32, a NaN keeps sign and payload, as on an H200; other NaNs become canonical.
     """
     value = np.asarray(value)
     if value.dtype == result:
-        return value
+        return canonical_nan(value) if result.itemsize == 2 else value
     if value.dtype == BF16 and result == np.float32:
         bits = np.ascontiguousarray(value).view(np.uint16).reshape(value.shape).astype(np.uint32)
         return (bits << np.uint32(16)).view(np.float32)
-    if value.dtype == np.float64 and result == np.float32:
-        return value.astype(result)
+    if result == np.float64:
+        return quiet(value.astype(result))
     if value.dtype == np.float64 and result.itemsize == 2:
         return canonical_nan(narrow(value, result))
     with np.errstate(over="ignore"):

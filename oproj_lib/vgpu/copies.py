@@ -76,10 +76,15 @@ def async_copy(form: Form) -> Execute:
     form.take("ca", "cg")
     if take_space(form) != "shared" or take_space(form) != "global":
         raise form.malformed("cp.async copies from .global to .shared")
+    hinted = "L2::cache_hint" in form.mods
     while form.take(*EVICTION):
         pass
-    operands = form.operands
-    form.finish(operands=(3, 4, 5))
+    # [d], [s], cp-size{, src-size}{, cache-policy}: with .L2::cache_hint the last operand is a policy, which changes
+    # no value.
+    form.finish(operands=(4, 5) if hinted else (3, 4))
+    operands = form.operands[:-1] if hinted else form.operands
+    if hinted:
+        form.read(form.operands[-1], "b64")
     if not isinstance(operands[2], Imm) or operands[2].value not in (4, 8, 16):
         raise form.malformed("cp.async copies 4, 8 or 16 bytes")
     size = int(operands[2].value)
@@ -134,6 +139,7 @@ class AsyncCopies:
     ) -> None:
         launch, op = self.launch, self.launch.op
         self.issued += 1
+        launch.writes += 1
         threads = lanes.threads()[which]
         nothing = valid == 0  # zero fill only: the source address is not read
         if launch.shadow is not None:

@@ -76,11 +76,12 @@ class Op:
     writes: tuple[Row, ...]
     guard: Row | None
     guard_negated: bool
-    control: str = "next"  # "next", "branch", "indexed", "exit", "barrier", "warp", "wait"
+    control: str = "next"  # "next", "branch", "indexed", "exit", "barrier", "warp", "wait", "grid wait"
     targets: tuple[int, ...] = ()
     tracks_poison: bool = False  # the operation handles undefined data itself
     address_rows: tuple[Row, ...] = ()
     member_mask: Reader | None = None  # which lanes of the warp must execute this together
+    strong: bool = False  # a strong memory operation: volatile, relaxed, atomic, ...
 
 
 @dataclass
@@ -117,10 +118,12 @@ class Form:
     writes: list[str] = field(default_factory=list)
     address_registers: list[str] = field(default_factory=list)
     member_mask: Reader | None = None
+    strong: bool = False
     is_tensor_load: bool = False  # its registers arrive at the next wait
     waits_for_loads: bool = False
     is_async_mma: bool = False
     waits_for_mmas: bool = False
+    fragments: tuple[str, ...] = ()  # registers that a wgmma reads and writes beside the warp
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -327,6 +330,7 @@ class Decoder:
         self.smallest_shared = 16
         self.shared_atomics = False
         self.matrix_tiles = False
+        self.fragments: frozenset[str] = frozenset()  # of all wgmmas
 
     def row(self, name: str, form: Form) -> Row:
         kind = self.entry.registers.get(name)
@@ -377,6 +381,7 @@ class Decoder:
                 if target <= index:
                     back_edges.append((index, target))
         accesses = self._keep_until_waited(first_pass, accesses)
+        self.fragments = frozenset(name for form in first_pass for name in form.fragments)
         classes = {
             name: register_class(kind) for name, kind in self.entry.registers.items() if TYPE_BYTES[kind] < 16
         }
@@ -408,13 +413,16 @@ class Decoder:
         guard = self.row(instruction.guard, form) if instruction.guard else None
         if guard is not None and guard.kind != "p":
             raise form.malformed(f"the guard {instruction.guard} is not a predicate")
+        touched = self.fragments.intersection([*form.reads, *form.writes])
+        if touched and not form.fragments:
+            execute = touching(execute, tuple(sorted(touched)))
         return Op(
             index, instruction, execute,
             tuple(self.row(name, form) for name in dict.fromkeys(form.reads)),
             tuple(self.row(name, form) for name in dict.fromkeys(form.writes)),
             guard, instruction.guard_negated, form.control, form.targets, form.tracks_poison,
             tuple(self.row(name, form) for name in form.address_registers),
-            form.member_mask,
+            form.member_mask, form.strong,
         )  # fmt: skip
 
     def _code(self, ops: list[Op], counts: dict[str, int], joins: set[int]) -> Code:
@@ -431,6 +439,16 @@ class Decoder:
             frozenset(joins), self.smallest_shared, self.shared_atomics,
             self.matrix_tiles,
         )  # fmt: skip
+
+
+def touching(execute: Execute, names: tuple[str, ...]) -> Execute:
+    """`execute` of an instruction, other than a wgmma, that reads or writes registers of wgmmas."""
+
+    def run(launch: Launch, lanes: Lanes) -> None:
+        execute(launch, lanes)
+        launch.multiplies.touch(launch.op, lanes, names)
+
+    return run
 
 
 def lay_out(variables: list[Variable]) -> tuple[dict[str, int], int]:

@@ -20,6 +20,8 @@ CANONICAL_NAN: dict[np.dtype, np.generic] = {
     BF16: np.uint16(0x7FFF),
     np.dtype(np.float32): np.uint32(0x7FFFFFFF),
 }
+QUIET_BIT = np.uint64(1 << 51)
+DEFAULT_NAN_64 = np.uint64(0xFFF8000000000000)  # of an FP64 operation without a NaN operand (seen on an H200)
 SMALLEST_NORMAL = {
     np.dtype(np.float16): np.float16(2.0**-14),
     BF16: ml_dtypes.bfloat16(2.0**-126),
@@ -168,6 +170,45 @@ def canonical_nan(value: Any) -> np.ndarray:
     bits = result.reshape(-1).view(pattern.dtype)
     bits[nan.reshape(-1)] = pattern
     return result
+
+
+def quiet(value: Any) -> np.ndarray:
+    """FP64 with every signalling NaN made quiet; sign and payload stay."""
+    array = np.ascontiguousarray(value, np.float64)
+    bits = array.view(np.uint64)
+    return np.where(np.isnan(array), bits | QUIET_BIT, bits).view(np.float64).reshape(np.shape(value))
+
+
+def carry_payload(result: Any, *operands: Any) -> np.ndarray:
+    """The NaNs of an FP64 result: the first operand that is a NaN, made quiet; `DEFAULT_NAN_64` where none is.
+
+    PTX keeps payloads in FP64 (PTX ISA, "Floating Point Instructions") and leaves open whose. An H200 takes b
+    before a in add, sub, mul, min and max, and b before c before a in fma.
+    """
+    array = np.asarray(result)
+    nan = np.isnan(array)
+    if not nan.any():
+        return array
+    payload = np.full(array.shape, DEFAULT_NAN_64).view(np.float64)
+    for operand in reversed(operands):
+        payload = np.where(np.isnan(operand), quiet(operand), payload)
+    return np.where(nan, payload, array)
+
+
+def narrow_payload(value: Any, result: Any) -> np.ndarray:
+    """The NaNs of an FP64 number's conversion to a narrower float: sign and leading payload, made quiet (seen on
+    an H200)."""
+    array = np.asarray(result)
+    nan = np.isnan(value)
+    if not nan.any():
+        return array
+    info = ml_dtypes.finfo(array.dtype)
+    bits = quiet(value).view(np.uint64)
+    sign = bits >> np.uint64(63) << np.uint64(info.bits - 1)
+    exponent = np.uint64((1 << (info.bits - 1)) - (1 << info.nmant))
+    payload = bits >> np.uint64(52 - info.nmant) & np.uint64((1 << info.nmant) - 1)
+    pattern = (sign | exponent | payload).astype(f"u{array.dtype.itemsize}").view(array.dtype)
+    return np.where(nan, pattern, array)
 
 
 def flush_subnormals(value: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""One launch: the state of all its threads, and the scheduler that decides who runs next.
+"""One launch: the state of all its threads, and who of them runs next. `streams` decides which launch runs.
 
 There is one program counter per thread. Threads that stand at the same instruction form a *group* and execute
 it together, as numpy arrays over the threads of the whole grid. `schedule="program"` always runs the group
@@ -8,8 +8,7 @@ seed picks groups at random, splits them at warp boundaries, and lets asynchrono
 
 from __future__ import annotations
 
-import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,19 +16,26 @@ from .asynchrony import AsyncWork
 from .control import Barriers
 from .copies import AsyncCopies
 from .decode import Code, Op
+from .dependence import Dependency
 from .mbarrier import Mbarriers
 from .memory import LOCAL_BASE, SHARED_BASE, WINDOW_SPAN, AddressSpace, Buffer, LaunchMemory
 from .registers import RegisterFile
 from .report import Counters, Finding, Report
 from .shadow import Shadow
+from .special import CLOCKS, read_clock, special_register
 from .syntax import SourceLine
 from .tmem import TensorMemory
 from .tmem_access import LoadInFlight, deliver
 from .trace import traces
 from .wgmma import WarpgroupMultiplies
 
+if TYPE_CHECKING:
+    from .footprints import Footprints
+    from .polling import GridWatch
+
 STEP_BUDGET = 50_000_000
 POLL_PATIENCE = 64  # how often a group may jump back before the others get a turn
+LOOP_PATIENCE = 4 * POLL_PATIENCE  # the same for loops that write
 MAX_RANDOM_GROUPS = 12
 
 
@@ -65,20 +71,22 @@ class Launch:
         variables: dict[str, int],
         shared_bytes: int,
         rank: int,
-        schedule: str | int,
         exact: bool,
         checks: bool,
         counting: bool,
         arch: int,
         predecessor_writes: tuple[Buffer, ...],
         trace: int | None = None,
-        step_budget: int = STEP_BUDGET,
+        name: str = "",
+        rearms: bool = False,
     ) -> None:
         self.code, self.space, self.parameters, self.variables = code, space, parameters, variables
         self.grid, self.block, self.rank = grid, block, rank
         self.exact, self.counting, self.arch = exact, counting, arch
-        self.schedule, self.step_budget = schedule, step_budget
-        self.rng = None if schedule == "program" else np.random.default_rng(int(schedule))
+        self.name, self.rearms = name or code.entry.name, rearms
+        self.schedule: str | int = "program"
+        self.rng: np.random.Generator | None = None
+        self.step_limit = STEP_BUDGET
         self.ctas = grid[0] * grid[1] * grid[2]
         self.block_threads = block[0] * block[1] * block[2]
         self.warps_per_cta = -(-self.block_threads // 32)
@@ -88,18 +96,19 @@ class Launch:
         self.threads = self.ctas * self.threads_per_cta
         self.alive = np.tile(np.arange(self.threads_per_cta) < self.block_threads, self.ctas)
         self.live = int(self.alive.sum())
-        self.memory = LaunchMemory(self.ctas, shared_bytes, self.threads, code.local_bytes)
-        self.shared_bytes = shared_bytes
-        self.regs = RegisterFile(code.row_counts, self.threads)
+        self.shared_bytes, self.checks = shared_bytes, checks
+        self.memory: LaunchMemory  # `prepare` makes these
+        self.regs: RegisterFile
+        self.shadow: Shadow | None = None
         self.predecessor_writes = predecessor_writes
-        self.waited_for_predecessor = np.zeros(self.threads, bool)
-        self.triggered = np.zeros(self.ctas, bool)
+        self.dependency = Dependency(self)
+        self.footprints: Footprints | None = None  # where several grids may touch the same memory
+        self.watch: GridWatch | None = None  # while the scheduler looks whether everybody polls for ever
         self.counters = Counters()
         self.executed = np.zeros(len(code.ops), np.int64)  # thread-instructions per operation
         self.findings: dict[tuple[str, SourceLine | int], Finding] = {}
         self.copies = AsyncCopies(self)
         self.barriers = Barriers(self)
-        self.shadow = Shadow(self) if checks else None
         self.mbarriers = Mbarriers(self)
         self.asynchronous = AsyncWork(self)
         self.multiplies = WarpgroupMultiplies(self)
@@ -111,8 +120,29 @@ class Launch:
         self.patience: dict[int, int] = {}
         self.op: Op = code.ops[0]
         self.steps = 0
+        self.clock_before = 0  # steps of the other grids
+        self.admitted = 0  # CTAs
+        self.writes = self.writes_at_jump = 0  # changes that somebody may be polling for
+        self.jumps = self.quiet_jumps = 0  # back, in this turn; since the last write
         self._special: dict[str, Any] = {}
         self._live_warps: np.ndarray | None = None
+
+    def prepare(self) -> None:
+        """Makes registers and memory, which are large: when the grid starts, not when it is enqueued."""
+        self.memory = LaunchMemory(self.ctas, self.shared_bytes, self.threads, self.code.local_bytes)
+        self.regs = RegisterFile(self.code.row_counts, self.threads)
+        self.shadow = Shadow(self) if self.checks else None
+
+    def dispose(self) -> None:
+        """Lets go of registers and memory."""
+        for name in ("memory", "regs"):
+            self.__dict__.pop(name, None)
+        self.shadow = self._tmem = None
+        self.groups, self.copies.pending, self.loads_in_flight = {}, [], []
+
+    @property
+    def has_tensor_memory(self) -> bool:
+        return self._tmem is not None
 
     @property
     def tmem(self) -> TensorMemory:
@@ -193,75 +223,51 @@ class Launch:
 
     def special(self, name: str) -> Any:
         """The value of a special register: an array over threads, or a scalar."""
-        if name in ("%clock", "%clock64", "%globaltimer"):  # logical time: instructions executed so far
-            return np.uint32(self.steps & 0xFFFFFFFF) if name == "%clock" else np.uint64(self.steps)
+        if name in CLOCKS:
+            return read_clock(self, name)
         if name not in self._special:
-            self._special[name] = self._special_value(name.removeprefix("%"))
+            self._special[name] = special_register(self, name)
         return self._special[name]
-
-    def _special_value(self, name: str) -> Any:
-        base, _, axis = name.partition(".")
-        if axis:
-            i = "xyz".index(axis)
-            within = np.arange(self.threads_per_cta)
-            cta = np.arange(self.ctas)
-            below_block = int(np.prod(self.block[:i], dtype=np.int64))
-            below_grid = int(np.prod(self.grid[:i], dtype=np.int64))
-            values: dict[str, Any] = {
-                "tid": np.tile(within // below_block % self.block[i], self.ctas),
-                "ntid": self.block[i],
-                "ctaid": np.repeat(cta // below_grid % self.grid[i], self.threads_per_cta),
-                "clusterid": np.repeat(cta // below_grid % self.grid[i], self.threads_per_cta),
-                "nctaid": self.grid[i],
-                "nclusterid": self.grid[i],
-                "cluster_ctaid": 0,
-                "cluster_nctaid": 1,
-            }
-            return np.asarray(values[base]).astype(np.uint32)
-        lane = np.tile(np.arange(32, dtype=np.uint32), self.threads // 32)
-        one = np.uint32(1)
-        scalars: dict[str, Any] = {
-            "laneid": lane,
-            "warpid": np.tile(np.arange(self.threads_per_cta) // 32, self.ctas),
-            "nwarpid": self.warps_per_cta,
-            "smid": np.repeat(np.arange(self.ctas), self.threads_per_cta),
-            "nsmid": self.ctas,
-            "gridid": 0,
-            "lanemask_eq": one << lane,
-            "lanemask_lt": (one << lane) - one,
-            "lanemask_le": ((one << lane) - one) | one << lane,
-            "lanemask_gt": ~(((one << lane) - one) | one << lane),
-            "lanemask_ge": ~((one << lane) - one),
-            "cluster_ctarank": 0,
-            "cluster_nctarank": 1,
-            "dynamic_smem_size": self.shared_bytes - self.code.static_shared_bytes,
-            "total_smem_size": self.shared_bytes,
-        }
-        return np.asarray(scalars[name]).astype(np.uint32)
 
     # -- the scheduler ------------------------------------------------------------------------------------------
 
-    def run(self) -> Report:
-        start = time.perf_counter()
-        with np.errstate(all="ignore"):
-            self.resume(0, np.flatnonzero(self.alive))
-            while self.groups or self.asynchronous.advance():
-                if not self.groups:
-                    continue
-                pc = self._choose()
-                ids = self.groups.pop(pc)
-                if self.rng is not None:
-                    ids = self._split(pc, ids)
-                self._advance(pc, ids)
-                if self.steps > self.step_budget:
-                    self._out_of_budget()
-                    break
-            else:
-                self._report_stuck()
-        seconds = time.perf_counter() - start
+    @property
+    def now(self) -> int:
+        """The clock that all grids share."""
+        return self.clock_before + self.steps
+
+    @property
+    def only_polls(self) -> bool:
+        """Whether this turn has only jumped back for some time."""
+        return self.quiet_jumps >= POLL_PATIENCE or self.jumps >= LOOP_PATIENCE
+
+    def new_turn(self) -> None:
+        self.jumps = self.quiet_jumps = 0
+
+    def admit(self, ctas: int) -> None:
+        """Makes the next CTAs resident: their threads can run."""
+        first, last = (n * self.threads_per_cta for n in (self.admitted, self.admitted + ctas))
+        self.admitted += ctas
+        self.resume(0, first + np.flatnonzero(self.alive[first:last]))
+
+    def resident(self) -> int:
+        """CTAs that have been admitted and not exited."""
+        alive = self.alive[: self.admitted * self.threads_per_cta]
+        return int(alive.reshape(-1, self.threads_per_cta).any(axis=1).sum())
+
+    def advance(self) -> np.ndarray:
+        """Runs one group of threads for a while; returns which."""
+        pc = self._choose()
+        ids = self.groups.pop(pc)
+        if self.rng is not None and self.watch is None:
+            ids = self._split(pc, ids)
+        self._advance(pc, ids)
+        return ids
+
+    def report(self, seconds: float) -> Report:
         self.counters.thread_instructions = int(self.executed.sum())
+        by_line = self.counters.thread_instructions_by_line
         for op, count in zip(self.code.ops, self.executed.tolist(), strict=True):
-            by_line = self.counters.thread_instructions_by_line
             by_line[op.instruction.line] = by_line.get(op.instruction.line, 0) + count
         return Report(
             self.code.entry.name,
@@ -270,7 +276,7 @@ class Launch:
             seconds,
             "exact" if self.exact else "fp32",
             str(self.schedule),
-            self.shadow is not None,
+            self.checks,
             self.trace,
         )
 
@@ -282,6 +288,8 @@ class Launch:
         self.groups[pc] = ids if other is None else np.sort(np.concatenate([other, ids]))
 
     def _choose(self) -> int:
+        if self.watch is not None:
+            return self.watch.choose(self.groups)
         if self.rng is not None:
             keys = list(self.groups)
             return keys[int(self.rng.integers(len(keys)))]
@@ -310,7 +318,9 @@ class Launch:
         """Runs one group until it branches apart, blocks, exits, or meets another group."""
         lanes = self.lanes(ids)
         ops = self.code.ops
-        left = 1 << 60 if self.rng is None else int(self.rng.geometric(0.02))
+        left = 1 << 60
+        if self.rng is not None and self.watch is None:
+            left = int(self.rng.geometric(0.02))
         while True:
             op = ops[pc]
             self.op = op
@@ -331,12 +341,14 @@ class Launch:
                 if next_pc is None:
                     return
                 if next_pc <= pc:
-                    self.patience[next_pc] = self.patience.get(next_pc, 0) + 1
+                    self._jumped_back(next_pc)
+                    if self.watch is not None or self.only_polls:
+                        left = 0
                 pc = next_pc
                 if self.groups:
                     left = 0
             left -= 1
-            if pc in self.groups or left <= 0 or self.steps > self.step_budget:
+            if pc in self.groups or left <= 0 or self.steps > self.step_limit:
                 self.resume(pc, lanes.threads())
                 return
 
@@ -408,7 +420,7 @@ class Launch:
             op.execute(self, active)
             return None
         self._count(lanes)
-        if op.control == "wait":
+        if op.control in ("wait", "grid wait"):
             return self._wait(op, lanes)
         taken = self._guarded(op, lanes)
         if taken is None:
@@ -433,9 +445,11 @@ class Launch:
         active = self._guarded(op, lanes)
         if active is None:
             return op.index + 1
-        if self.trace is not None:
+        if self.trace is not None and op.control == "wait":
             self.trace.executed(op, active)
         going = op.execute(self, active)
+        if self.trace is not None and op.control == "grid wait":  # those who are parked execute it again
+            self.trace.executed(op, active.pick(np.flatnonzero(going)))
         if self.shadow is not None:
             for row in op.writes:
                 self.shadow.set(row, active, None)
@@ -448,8 +462,15 @@ class Launch:
 
     def _jump(self, op: Op, target: int, ids: np.ndarray) -> None:
         if target <= op.index:
-            self.patience[target] = self.patience.get(target, 0) + 1
+            self._jumped_back(target)
         self.resume(target, ids)
+
+    def _jumped_back(self, target: int) -> None:
+        self.patience[target] = self.patience.get(target, 0) + 1
+        if self.writes != self.writes_at_jump:
+            self.writes_at_jump, self.quiet_jumps = self.writes, 0
+        self.quiet_jumps += 1
+        self.jumps += 1
 
     def _indexed(self, op: Op, lanes: Lanes) -> None:
         index = op.execute(self, lanes)
@@ -475,24 +496,3 @@ class Launch:
                 del self.gathering[pc]
                 self.resume(pc, ids)
         self.barriers.after_exit()
-
-    # -- how it ends --------------------------------------------------------------------------------------------
-
-    def _report_stuck(self) -> None:
-        if self._tmem is not None and not self.live:
-            self._tmem.report_leaks()
-        self.mbarriers.report_deadlock()
-        for pc, ids in self.gathering.items():
-            op = self.code.ops[pc]
-            self.found(
-                "deadlock", f"{op.instruction.op} waits for lanes of its warp that never come here", op, ids
-            )
-        self.barriers.report_deadlock()
-
-    def _out_of_budget(self) -> None:
-        for pc, ids in self.groups.items():
-            self.found(
-                "endless", f"still running after {self.step_budget:,} steps: a "
-                    "loop that never ends, or polls what nobody writes",
-                self.code.ops[pc], ids,
-            )  # fmt: skip

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from . import access, alu, control, convert, copies, logic, mbarrier, multicast, tensor, warp, wgmma  # noqa: F401  (they register the instructions)
+from . import access, alu, atomics, control, convert, copies, logic, mbarrier, multicast, tensor, warp, wgmma  # noqa: F401  (they register the instructions)
 from .decode import Code, Decoder
 from .launch import STEP_BUDGET, Launch
 from .memory import AddressSpace, Buffer, MulticastWindow
 from .ptx import parse
 from .registers import DTYPES
 from .report import Report
+from .sentinel import Sentinel
+from .streams import GridHandle, Streams
 from .syntax import TYPE_BYTES, PTXFile, Variable
 
 MAX_SHARED_BYTES = {
@@ -65,23 +68,68 @@ def load(ptx: str) -> Module:
     return Module(file, {name: Decoder(entry).decode() for name, entry in file.entries.items()})
 
 
+class GridOptions(TypedDict, total=False):
+    """Options of `enqueue` and `launch`."""
+
+    grid: tuple[int, ...] | int
+    block: tuple[int, ...] | int
+    args: list[Any] | tuple[Any, ...]
+    """A Buffer or MulticastWindow passes its address; numbers become the parameter's PTX type; bytes are copied."""
+    dynamic_shared_bytes: int
+    cluster: tuple[int, ...] | int
+    rank: int
+    stream: str
+    """"main" by default. A stream belongs to a rank: grids of (rank, stream) run in order."""
+    pdl: bool
+    """The launch attribute of programmatic stream serialization: the grid may start once every CTA of its
+    predecessor in the stream has triggered or exited (see `dependence`)."""
+    exact: bool
+    """Tensor-core arithmetic bit for bit, otherwise FP32."""
+    checks: bool
+    """Track undefined data and races. Bounds, alignment, deadlocks, endless polling, and accesses before
+    griddepcontrol.wait are always checked."""
+    counting: bool
+    """Count bytes, sectors, wavefronts; True by default."""
+    predecessor_writes: tuple[Buffer, ...]
+    """Buffers that a kernel which is not enqueued here may still write before griddepcontrol.wait returns."""
+    rearms: bool
+    """See `VirtualGPU.watch_sentinel`."""
+    trace: int | None
+    """A CTA whose events are recorded in `Report.trace`."""
+    name: str
+    """For messages; the entry's name by default."""
+
+
 class VirtualGPU:
     """Memory of `ranks` virtual GPUs in one flat address space, and the means to launch kernels on them."""
 
-    def __init__(self, ranks: int = 1) -> None:
+    def __init__(self, ranks: int = 1, resident_ctas: int | None = None) -> None:
+        """`resident_ctas`: how many CTAs a rank has room for (SMs x CTAs per SM): the others start, in order, when
+        one exits. None: there is room for all."""
+        if resident_ctas is not None and resident_ctas < 1:
+            raise ValueError(f"resident_ctas = {resident_ctas}: at least 1, or None for no limit")
         self.space = AddressSpace(ranks)
+        self.resident_ctas = resident_ctas
+        self._enqueued: list[GridHandle] = []
         self._variables: dict[tuple[int, int], dict[str, Buffer]] = {}
 
-    def upload(self, array: Any, name: str = "array", rank: int = 0) -> Buffer:
+    def upload(self, array: Any, name: str = "array", rank: int = 0, axes: tuple[str, ...] = ()) -> Buffer:
         """Makes a contiguous numpy array or CPU torch tensor addressable, without copying: kernels write into
-        it."""
-        return self.space.add(array, name, rank, defined=True)
+        it. `axes`: names of the array's axes, for messages."""
+        return self.space.add(array, name, rank, defined=True, axes=axes)
 
-    def empty(self, shape: tuple[int, ...] | int, dtype: Any, name: str = "out", rank: int = 0) -> Buffer:
+    def empty(
+        self,
+        shape: tuple[int, ...] | int,
+        dtype: Any,
+        name: str = "out",
+        rank: int = 0,
+        axes: tuple[str, ...] = (),
+    ) -> Buffer:
         """Undefined memory (filled with 0xFF bytes). `Buffer.written` says, per byte, what kernels wrote."""
         array = np.empty(shape, dtype)
         array.reshape(-1).view(np.uint8)[:] = 0xFF
-        return self.space.add(array, name, rank, defined=False)
+        return self.space.add(array, name, rank, defined=False, axes=axes)
 
     def multicast(self, members: list[Buffer] | tuple[Buffer, ...]) -> MulticastWindow:
         """A window of addresses that stands for all members at once; only multimem instructions may use
@@ -92,7 +140,14 @@ class VirtualGPU:
         """Ends an allocation: later accesses are out of bounds."""
         self.space.remove(item)
 
-    def launch(
+    def watch_sentinel(self, buffer: Buffer, word: int = 0x80008000, *, halves: bool = True) -> None:
+        """Reports every store that puts the word (halves: or one of its 16-bit halves) into a buffer whose readers
+        take it for "not yet written". Grids enqueued with `rearms=True` may store whole 16-byte chunks of it."""
+        if not 0 <= word < 1 << 32:
+            raise ValueError(f"sentinel word {word:#x}: 32 bits")
+        buffer.sentinel = Sentinel(word, halves)
+
+    def enqueue(
         self,
         module: Module,
         entry: str | None = None,
@@ -103,22 +158,17 @@ class VirtualGPU:
         dynamic_shared_bytes: int = 0,
         cluster: tuple[int, ...] | int = 1,
         rank: int = 0,
-        schedule: str | int = "program",
+        stream: str = "main",
+        pdl: bool = False,
         exact: bool = False,
         checks: bool = False,
         counting: bool = True,
         predecessor_writes: tuple[Buffer, ...] = (),
+        rearms: bool = False,
         trace: int | None = None,
-        step_budget: int = STEP_BUDGET,
-    ) -> Report:
-        """Runs one kernel over the whole grid.
-
-        `args`: a Buffer or MulticastWindow passes its address; numbers become the parameter's PTX type; bytes
-        are copied. `schedule`: "program" (lowest program counter first) or an integer seed (random warps).
-        `exact`: tensor-core arithmetic bit for bit, otherwise FP32. `checks`: track undefined data and races
-        (bounds, alignment and deadlocks are always checked). `trace`: a CTA whose events are recorded in
-        `Report.trace`. `predecessor_writes`: buffers that the previous kernel may still write before
-        `griddepcontrol.wait` returns.
+        name: str = "",
+    ) -> GridHandle:
+        """Puts a grid behind the others of its stream; `synchronize` runs it. Options: `GridOptions`.
 
         Raises ValueError for a launch that the hardware would refuse.
         """
@@ -126,16 +176,70 @@ class VirtualGPU:
         grid3, block3 = three(grid, "grid"), three(block, "block")
         if three(cluster, "cluster") != (1, 1, 1):
             raise ValueError(f"cluster {cluster}: only clusters of one CTA are modelled")
-        check_schedule(schedule)
+        if not 0 <= rank < self.space.ranks:
+            raise ValueError(f"rank {rank}: ranks here are 0..{self.space.ranks - 1}")
         self._check_block(code, block3)
         shared = self._shared_bytes(code, module.arch, dynamic_shared_bytes)
         launch = Launch(
             code, self.space, grid=grid3, block=block3, parameters=encode_parameters(code, args),
             variables={name: buffer.address for name, buffer in self.variables(module, code, rank).items()},
-            shared_bytes=shared, rank=rank, schedule=schedule, exact=exact, checks=checks, counting=counting,
-            arch=module.arch, predecessor_writes=predecessor_writes, trace=trace, step_budget=step_budget,
+            shared_bytes=shared, rank=rank, exact=exact, checks=checks, counting=counting, arch=module.arch,
+            predecessor_writes=predecessor_writes, trace=trace, name=name, rearms=rearms,
         )  # fmt: skip
-        return launch.run()
+        handle = GridHandle(launch, launch.name, rank, stream, pdl)
+        self._enqueued.append(handle)
+        return handle
+
+    def synchronize(
+        self,
+        schedule: str | int = "program",
+        *,
+        step_budget: int = STEP_BUDGET,
+        skew: Mapping[int, float] | None = None,
+        strict: bool = False,
+    ) -> list[Report]:
+        """Runs everything that was enqueued, on all ranks and streams, to completion: reports in that order.
+
+        `schedule`: "program" (one grid after another, as far as each can go, its lowest program counter first) or
+        an integer seed (random grids and warps). `skew` {rank: s}, s >= 0, with a seed: the rank gets a turn
+        1 + s times more rarely, and starts s x 1000 steps late (a step: one instruction of one group of
+        threads). `strict`: see `footprints`.
+        `step_budget`: steps, of all grids together, after which whatever still runs is stopped.
+
+        Grids that wait or poll for ever end with findings. Raises ValueError for a schedule or skew that is none.
+        """
+        check_schedule(schedule)
+        skew = dict(skew or {})
+        if skew and schedule == "program":
+            raise ValueError(
+                'skew needs a seeded schedule; schedule="program" runs the ranks one after another'
+            )
+        for rank, value in skew.items():
+            if not 0 <= rank < self.space.ranks or not value >= 0:
+                raise ValueError(f"skew {value} of rank {rank}: ranks 0..{self.space.ranks - 1}, values >= 0")
+        grids, self._enqueued = self._enqueued, []
+        return Streams(grids, schedule, step_budget, skew, self.resident_ctas, strict).run()
+
+    def launch(
+        self,
+        module: Module,
+        entry: str | None = None,
+        *,
+        schedule: str | int = "program",
+        step_budget: int = STEP_BUDGET,
+        **options: Unpack[GridOptions],
+    ) -> Report:
+        """Runs one kernel over the whole grid: `enqueue` and `synchronize`. Options: `GridOptions`.
+
+        Raises ValueError for a launch that the hardware would refuse, RuntimeError if grids are already enqueued.
+        """
+        if self._enqueued:
+            raise RuntimeError(
+                f"{len(self._enqueued)} grids are enqueued: synchronize() first, or enqueue this one"
+            )
+        check_schedule(schedule)
+        self.enqueue(module, entry, **options)
+        return self.synchronize(schedule, step_budget=step_budget)[0]
 
     def variables(self, module: Module, code: Code, rank: int) -> dict[str, Buffer]:
         """The module's .global and .const variables on this rank; they keep their values between launches."""

@@ -200,6 +200,7 @@ class Mbarriers:
         self, op: Op, barrier: Mbarrier, cta: np.ndarray, threads: np.ndarray, counts: np.ndarray
     ) -> None:
         """A phase that completes part-way through a batch of arrivals hands the rest to the next phase."""
+        self.launch.writes += 1
         arrivals = np.bincount(cta, counts, self.launch.ctas).astype(np.int64)
         self._check_split(op, barrier, threads, counts, arrivals)
         while arrivals.any():

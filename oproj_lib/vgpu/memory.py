@@ -5,10 +5,13 @@ knows instructions."""
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from .sentinel import Sentinel
 
 ALIGNMENT = 256  # of every allocation, as cudaMalloc guarantees
 GUARD = 1 << 16  # bytes between allocations that belong to nobody, so that running over an end is noticed
@@ -40,15 +43,38 @@ class Region:
 @dataclass(eq=False)
 class Buffer(Region):
     """A global allocation: `address` is what kernels receive, `array` is the caller's own numpy array (no
-    copy)."""
+    copy).
+
+    axes: what the array's axes are called in messages. writer_of: says who should write the element at an index
+    tuple, for messages about threads that poll it for ever.
+    """
 
     address: int = 0
     rank: int = 0
     array: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    axes: tuple[str, ...] = ()
+    writer_of: Callable[[tuple[int, ...]], str] | None = None
+    sentinel: Sentinel | None = None
 
     @property
     def end(self) -> int:
         return self.address + self.bytes.size
+
+    def index(self, offset: int) -> tuple[int, ...]:
+        """The index tuple of the element that holds a byte."""
+        return tuple(int(i) for i in np.unravel_index(offset // self.array.itemsize, self.array.shape))
+
+    def element(self, offset: int) -> str:
+        """`mailbox [slot 3, token 0, column 128]`: the element that holds a byte."""
+        index = self.index(offset)
+        names = self.axes or ("",) * len(index)
+        return (
+            f"{self.name} [{', '.join(f'{name} {i}'.strip() for name, i in zip(names, index, strict=True))}]"
+        )
+
+    def writer(self, offset: int) -> str:
+        """Who should write a byte; "" if nobody said."""
+        return self.writer_of(self.index(offset)) if self.writer_of is not None else ""
 
 
 @dataclass(eq=False)
@@ -76,7 +102,16 @@ class AddressSpace:
         self.starts: list[int] = []
         self.items: list[Buffer | MulticastWindow] = []
 
-    def add(self, array: Any, name: str, rank: int, *, defined: bool, space: str = "global") -> Buffer:
+    def add(
+        self,
+        array: Any,
+        name: str,
+        rank: int,
+        *,
+        defined: bool,
+        space: str = "global",
+        axes: tuple[str, ...] = (),
+    ) -> Buffer:
         if not 0 <= rank < self.ranks:
             raise ValueError(f"rank {rank} of buffer {name!r}: ranks here are 0..{self.ranks - 1}")
         array = as_numpy(array, name)
@@ -85,11 +120,15 @@ class AddressSpace:
                 f"buffer {name!r}: shape {array.shape} with strides {array.strides} "
                 "is not contiguous; pass numpy.ascontiguousarray(array)"
             )
+        if axes and len(axes) != array.ndim:
+            raise ValueError(
+                f"buffer {name!r}: {len(axes)} names for the {array.ndim} axes of shape {array.shape}"
+            )
         raw = array.reshape(-1).view(np.uint8)
         address = self.next_free[rank]
         self.next_free[rank] = -(-(address + raw.size + GUARD) // ALIGNMENT) * ALIGNMENT
         written = None if defined else np.zeros(raw.size, bool)
-        buffer = Buffer(name, space, raw, 1, None, written, address, rank, array)
+        buffer = Buffer(name, space, raw, 1, None, written, address, rank, array, tuple(axes))
         self._insert(address, buffer)
         return buffer
 

@@ -63,6 +63,9 @@ def build_multimem(form: Form) -> Execute:
             which, offsets = which[good], offsets[good]
             launch.counters.multicast_store_bytes += size * which.size
             for member in window.members:
+                if launch.footprints is not None and which.size:
+                    threads = lanes.threads()[which]
+                    launch.footprints.access(launch, op, threads, member, offsets, size, write=True)
                 store_piece(launch, op, lanes, Piece(member, which, offsets), values[which], rows)
 
     return execute

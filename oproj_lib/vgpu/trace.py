@@ -3,6 +3,7 @@ completed, and what ran beside the threads. The raw material of timelines; it ca
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -34,18 +35,42 @@ class Event:
     phase: int = -1
     work: int = -1
     lanes: int = 0
+    time: int = 0  # on the clock that all grids share: puts the events of several traces in order
+
+
+@dataclass(frozen=True)
+class GridEvent:
+    """What a warp of the traced CTA did with griddepcontrol. kind: "trigger", "wait begin" (it has to wait), "wait
+    end"; or "start" and "end" of the grid (warp ASYNC, no op). time as in Event."""
+
+    kind: str
+    warp: int
+    op: Op | None
+    time: int
 
 
 @dataclass
 class Trace:
-    """Events of one CTA of a launch."""
+    """Events of one CTA of a launch, and of its grid."""
 
     cta: int
     warps_per_cta: int
     events: list[Event] = field(default_factory=list)
+    grid_events: list[GridEvent] = field(default_factory=list)
+    rank: int = 0
+    grid: str = ""
+    clock: Callable[[], int] = field(default=lambda: 0, repr=False, compare=False)
 
     def _add(self, kind: str, warp: int, op: Op, **details: int | str) -> None:
-        self.events.append(Event(len(self.events), kind, warp, op, **details))  # type: ignore[arg-type]
+        event = Event(len(self.events), kind, warp, op, time=self.clock(), **details)  # type: ignore[arg-type]
+        self.events.append(event)
+
+    def grid_event(self, kind: str, op: Op, threads: np.ndarray) -> None:
+        now = self.clock()
+        self.grid_events += [GridEvent(kind, warp, op, now) for warp, _ in self.warps_of(threads)]
+
+    def whole_grid(self, kind: str, now: int) -> None:
+        self.grid_events.append(GridEvent(kind, ASYNC, None, now))
 
     def warps_of(self, threads: np.ndarray) -> list[tuple[int, int]]:
         """(warp within the CTA, lanes) of the threads that belong to the traced CTA."""
@@ -81,4 +106,4 @@ def traces(launch: Launch, cta: int | None) -> Trace | None:
         return None
     if not 0 <= cta < launch.ctas:
         raise ValueError(f"trace = {cta}: this launch has CTAs 0..{launch.ctas - 1}")
-    return Trace(cta, launch.warps_per_cta)
+    return Trace(cta, launch.warps_per_cta, rank=launch.rank, grid=launch.name, clock=lambda: launch.now)

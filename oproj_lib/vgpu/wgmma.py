@@ -2,7 +2,8 @@
 
 D [64, N] += A [64, 16] B [N, 16]^T by four warps, 16 rows each; A from shared memory or registers, B from
 shared memory, D in registers. A multiply reads shared memory and delivers D when its warp waits for its
-group.
+group. With checks, a multiply whose registers anything else has touched since the warp's last `wgmma.fence`
+is reported, and one whose descriptors contradict how cp.async stored the tiles.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .decode import Execute, Form, Op, opcode
-from .matrices import DescriptorError, decode_shared, element_offsets
+from .matrices import CORE_BYTES, DescriptorError, decode_shared, element_offsets
 from .registers import Row
 from .shadow import WGMMA_IN_FLIGHT
 from .syntax import Imm, Reg, Vec
@@ -40,8 +41,9 @@ class WarpgroupMultiply:
     kind: str
     rows: list[Row]
     accumulate: np.ndarray  # [warps]
-    words: list[np.ndarray]  # the shared-memory words that each warp reads (kept with checks only)
+    words: np.ndarray  # [warps, number] of the shared-memory words that each warp reads (none without checks)
     before: np.ndarray | None  # origins of D [registers, warps * 32] when it was issued
+    number: int  # in the trace
 
 
 def fragment(n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -58,6 +60,44 @@ class WarpgroupMultiplies:
         self.launch = launch
         self.committed = np.zeros(launch.threads // 32, np.int32)
         self.pending: list[WarpgroupMultiply] = []
+        self.fenced = np.zeros(launch.threads // 32, bool)  # has the warp executed a wgmma.fence?
+        # Since its last one: the latest instruction (-1: none), by register and warp, that is not a wgmma.
+        self.touched: dict[str, np.ndarray] = {}
+
+    def touch(self, op: Op, lanes: Lanes, names: tuple[str, ...]) -> None:
+        """Something other than a wgmma has accessed registers of wgmmas."""
+        if self.launch.shadow is None:
+            return
+        warps = np.unique(lanes.threads() >> 5)
+        for name in names:
+            if name not in self.touched:
+                self.touched[name] = np.full(self.fenced.size, -1, np.int32)
+            self.touched[name][warps] = op.index
+
+    def fence(self, warps: np.ndarray) -> None:
+        """wgmma.fence: what these warps did with their registers comes before their next wgmmas."""
+        self.fenced[warps] = True
+        for latest in self.touched.values():
+            latest[warps] = -1
+
+    def check_fence(self, op: Op, warps: np.ndarray, names: tuple[str, ...]) -> None:
+        """Whether a fence stands between the last other access to these registers and a wgmma."""
+        shadow = self.launch.shadow
+        if shadow is None:
+            return
+        for name in names:
+            latest = self.touched[name][warps] if name in self.touched else np.full(warps.size, -1)
+            if (latest >= 0).any():
+                where = shadow.place(int(latest[latest >= 0][0]))
+                message = (
+                    f"register {name} was accessed at {where}, and no wgmma.fence orders that before this"
+                )
+                self.launch.found("missing wgmma.fence", message, op, warps[latest >= 0] * 32)
+                return
+        if not self.fenced[warps].all():
+            message = "the first wgmma of a warp needs a wgmma.fence before it"
+            self.launch.found("missing wgmma.fence", message, op, warps[~self.fenced[warps]] * 32)
+            self.fenced[warps] = True  # the first one is the finding
 
     def wait(self, warps: np.ndarray, left: int) -> None:
         """Completes, in order, all groups of these warps but the `left` most recently committed."""
@@ -80,7 +120,7 @@ class WarpgroupMultiplies:
         """Marks D as in flight; what it held stays with the multiply, which adds to it when it completes."""
         shadow = self.launch.shadow
         assert shadow is not None
-        lanes = self.launch.lanes((item.warps[:, None] * 32 + LANE).reshape(-1))
+        lanes = self.launch.lanes(threads_of(item.warps))
         origin = np.full(lanes.count, shadow.origin(WGMMA_IN_FLIGHT, item.op), np.uint16)
         for i, row in enumerate(item.rows):
             held = shadow.get((row,), lanes)
@@ -93,11 +133,13 @@ class WarpgroupMultiplies:
 
     def complete(self, item: WarpgroupMultiply) -> None:
         launch, n = self.launch, 2 * len(item.rows)
+        if launch.trace is not None:
+            launch.trace.work("finish", item.op, threads_of(item.warps), item.number)
         elements = launch.memory.shared.view(np.dtype(np.uint16), 1)[:, 0]
         a = item.a_bits if item.a_offsets is None else elements[item.a_offsets >> 1].astype(np.uint32)
         b = elements[item.b_offsets >> 1].astype(np.uint32).transpose(1, 0, 2)
         assert a is not None
-        sel = (item.warps[:, None] * 32 + LANE).reshape(-1)
+        sel = threads_of(item.warps)
         file = launch.regs.files["w"]
         row, column = fragment(n)
         c = np.zeros((WARP_ROWS, n, item.warps.size), np.uint32)
@@ -123,12 +165,13 @@ class WarpgroupMultiplies:
         """Origins of D: undefined rows of A, undefined columns of B, and what D held."""
         launch, shadow = self.launch, self.launch.shadow
         assert shadow is not None
-        for words, warp in zip(item.words, item.warps, strict=True):
+        own = item.warps % launch.warps_per_cta
+        for warp in np.unique(own):  # warps of one CTA read the same words of B: one at a time
+            same = own == warp
+            words = item.words[same]
             shadow.finish_async_reads(words)
-            own = (
-                warp % launch.warps_per_cta
-            )  # the reads end here: whoever overwrites must come after this wait
-            shadow.read_clock[words, own] = shadow.order.known[warp, own]
+            # The reads end here: whoever overwrites must come after this wait.
+            shadow.read_clock[words, warp] = shadow.order.known[item.warps[same], warp][:, None]
             shadow.read_pc[words] = item.op.index
         shared = launch.memory.shared
         assert shared.undefined is not None
@@ -161,9 +204,14 @@ def part_of(item: WarpgroupMultiply, mask: np.ndarray) -> WarpgroupMultiply:
         None if item.a_offsets is None else item.a_offsets[:, :, mask],
         None if item.a_bits is None else item.a_bits[:, :, mask],
         item.b_offsets[:, :, mask], item.kind, item.rows, item.accumulate[mask],
-        [words for words, mine in zip(item.words, mask, strict=bool(item.words)) if mine],
-        None if item.before is None else item.before[:, lanes],
+        item.words[mask],
+        None if item.before is None else item.before[:, lanes], item.number,
     )  # fmt: skip
+
+
+def threads_of(warps: np.ndarray) -> np.ndarray:
+    """All threads of some warps."""
+    return (warps[:, None] * 32 + LANE).reshape(-1)
 
 
 @opcode("wgmma")
@@ -176,7 +224,7 @@ def build_wgmma(form: Form) -> Execute:
         return build_mma_async(form)
     if action == "fence":
         form.finish(operands=0)
-        return lambda launch, lanes: None
+        return lambda launch, lanes: launch.multiplies.fence(np.unique(lanes.threads() >> 5))
     if action == "commit_group":
         form.finish(operands=0)
 
@@ -231,10 +279,15 @@ def build_mma_async(form: Form) -> Execute:
     majors = [not t for t in ([0, *transposes] if registers_hold_a else transposes)]
     form.tracks_poison = True
     form.is_async_mma = True
+    form.decoder.matrix_tiles = True
+    vectors = [d_op, a_op] if registers_hold_a else [d_op]
+    names = tuple(o.name for vector in vectors for o in form.vector(vector) if isinstance(o, Reg))
+    form.fragments = names
     form.decoder.smallest_shared = min(form.decoder.smallest_shared, 16)
 
     def execute(launch: Launch, lanes: Lanes) -> None:
         warps, _, sel = whole_warps(launch, lanes)
+        launch.multiplies.check_fence(launch.op, warps, names)
         accumulate = (
             np.full(warps.size, constant) if scale_d is None else on_warps(scale_d(launch, sel), warps)[:, 0]
         )
@@ -281,7 +334,25 @@ def tiles_of(
             message = f"operand {name} reaches shared byte {tile.max() + 1} ({launch.memory.shared_bytes} bytes there)"
             launch.found("out of bounds", message, op, warps * 32)
             return None
+        if tile is not None and launch.shadow is not None and majors["AB".index(name)]:
+            launch.shadow.check_tile(op, warps * 32, tile[:, :: CORE_BYTES // 2], name)
     return tile_a, tile_b
+
+
+def reads_of(launch: Launch, warps: np.ndarray, tiles: tuple[np.ndarray | None, np.ndarray]) -> np.ndarray:
+    """Starts the reads of a multiply, for the race checks: [warps, number] of shared-memory words."""
+    shadow = launch.shadow
+    if shadow is None:
+        return np.zeros((warps.size, 0), np.int64)
+    own = warps % launch.warps_per_cta
+    words: dict[int, np.ndarray] = {}
+    for warp in np.unique(own):
+        first = WARP_ROWS * (warp % 4)
+        mine = tiles[1:] if tiles[0] is None else (tiles[0][first : first + WARP_ROWS], tiles[1])
+        same = np.flatnonzero(own == warp)
+        found = shadow.start_async_reads(launch.op, warps[same] * 32, list(mine)).reshape(same.size, -1)
+        words.update(zip(same.tolist(), found, strict=True))
+    return np.stack([words[i] for i in range(warps.size)])
 
 
 def issue(
@@ -296,17 +367,15 @@ def issue(
     a_offsets = None
     if tiles[0] is not None:
         a_offsets = np.stack([tiles[0][WARP_ROWS * q : WARP_ROWS * (q + 1)] for q in quarter], axis=2) + base
-    words: list[np.ndarray] = []
-    if shadow is not None:
-        for warp, q in zip(warps, quarter, strict=True):
-            mine = (
-                [tiles[1]] if tiles[0] is None else [tiles[0][WARP_ROWS * q : WARP_ROWS * (q + 1)], tiles[1]]
-            )
-            words.append(shadow.start_async_reads(launch.op, np.array([warp * 32]), mine))
+    words = reads_of(launch, warps, tiles)
     b_offsets = tiles[1][:, :, None] + base
+    launch.asynchronous.issued += 1
     item = WarpgroupMultiply(
-        launch.op, warps, multiplies.committed[warps], a_offsets, a_bits, b_offsets, kind, rows, accumulate, words, None
+        launch.op, warps, multiplies.committed[warps], a_offsets, a_bits, b_offsets, kind, rows, accumulate,
+        words, None, launch.asynchronous.issued,
     )  # fmt: skip
+    if launch.trace is not None:
+        launch.trace.work("start", item.op, threads_of(warps), item.number)
     multiplies.pending.append(item)
     if shadow is not None:
         multiplies.blame(item)
