@@ -1,7 +1,9 @@
 """Program: a compiled kernel with all that a launch needs, whatever runs it, and its cache on disk.
 
-    producer object + target  --build_producer-->  Program  --> virtual GPU (its PTX) or a real one (its
-    cubin)
+    kernel object + target  --build_...-->  Program  --> virtual GPU (its PTX) or a real one (its cubin)
+
+``build_producer``, ``build_umma`` and ``build_wgmma`` know the engines; every other kernel describes itself
+with a ``Build`` and goes through ``build_program``.
 
 A cache entry is a directory named by a SHA-256 over what the result depends on: the source files of kernels
 and layouts, the configuration, the target, the shapes, and the versions of compiler and Python (which write
@@ -34,14 +36,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oproj_lib.cubin import resources
-from oproj_lib.kernels import configuration, umma_configuration
+from oproj_lib.kernels import configuration, ring_configuration, umma_configuration, wgmma_configuration
 from oproj_lib.kernels.configuration import Configuration
 from oproj_lib.kernels.umma_configuration import UmmaConfiguration, check_umma_target
+from oproj_lib.kernels.wgmma_configuration import WgmmaConfiguration, check_wgmma_target
+from oproj_lib.layouts import mailbox as mailbox_layout
 from oproj_lib.problem import CTAS, N
 
 if TYPE_CHECKING:
     from oproj_lib.kernels.producer import OprojProducer
     from oproj_lib.kernels.umma import OprojUmma
+    from oproj_lib.kernels.wgmma import OprojWgmma
 
 TARGETS = ("sm_90a", "sm_100a")
 COMPILER_PACKAGE = "nvidia-cutlass-dsl"
@@ -50,9 +55,13 @@ DEFAULT_CACHE = "default"
 CACHE_FORMAT = 1
 PACKAGE = Path(__file__).resolve().parent
 
+MAX_REGISTERS = 255
+"""Registers per thread that an instruction can name."""
+SM_REGISTERS = 65536
 _LIMITS = {  # by engine: threads per block, registers per thread
     "producer": (configuration.THREADS, configuration.REGISTER_LIMIT),
-    "umma": (umma_configuration.THREADS, umma_configuration.REGISTER_LIMIT),
+    "umma": (umma_configuration.THREADS, ring_configuration.REGISTER_LIMIT),
+    "wgmma": (wgmma_configuration.THREADS, ring_configuration.REGISTER_LIMIT),
 }
 _METADATA, _PTX, _CUBIN = "program.json", "kernel.ptx", "kernel.cubin"
 _compiling = threading.Lock()  # CuTe DSL keeps global state while it traces
@@ -167,12 +176,15 @@ def build_producer(
     batch: int,
     mailbox_slots: int,
     mailbox_tokens: int,
+    ranks: int = 1,
     cache: Path | str | None = DEFAULT_CACHE,
 ) -> Program:
     """Compile the split kernel of ``producer`` for x [batch, k] and a mailbox [mailbox_slots, mailbox_tokens,
     7168], or find it cached.
 
-    cache: a directory, "default" (see ``cache_directory``), or None to compile always.
+    ranks: over how many ranks a two-shot producer shards the columns; its mailbox is a receive view
+    [mailbox_slots, mailbox_tokens, 7168 / ranks]. cache: a directory, "default" (see ``cache_directory``), or
+    None to compile always.
 
     Raises ValueError for an unknown target, a batch that does not fit, or a mailbox that cannot hold it;
     RuntimeError when CuTe DSL is missing, or made something else than the object says.
@@ -180,7 +192,7 @@ def build_producer(
     check_target(target)
     if not isinstance(producer.config, Configuration):
         raise ValueError(f"{type(producer).__name__} is no mma.sync producer: build it with build_umma")
-    return _build("producer", producer, target, batch, mailbox_slots, mailbox_tokens, cache)
+    return _build("producer", producer, target, batch, mailbox_slots, mailbox_tokens, ranks, cache)
 
 
 def build_umma(
@@ -190,6 +202,7 @@ def build_umma(
     batch: int,
     mailbox_slots: int,
     mailbox_tokens: int,
+    ranks: int = 1,
     cache: Path | str | None = DEFAULT_CACHE,
 ) -> Program:
     """``build_producer`` for the UMMA engine.
@@ -199,7 +212,29 @@ def build_umma(
     check_umma_target(check_target(target))
     if not isinstance(engine.config, UmmaConfiguration):
         raise ValueError(f"{type(engine).__name__} is no UMMA engine: build it with build_producer")
-    return _build("umma", engine, target, batch, mailbox_slots, mailbox_tokens, cache)
+    return _build("umma", engine, target, batch, mailbox_slots, mailbox_tokens, ranks, cache)
+
+
+def build_wgmma(
+    engine: OprojWgmma,
+    *,
+    target: str,
+    batch: int,
+    mailbox_slots: int,
+    mailbox_tokens: int,
+    ranks: int = 1,
+    cache: Path | str | None = DEFAULT_CACHE,
+) -> Program:
+    """``build_producer`` for the wgmma engine.
+
+    Raises ValueError also for a target without wgmma, and for an engine of another kind.
+    """
+    check_wgmma_target(check_target(target))
+    if not isinstance(engine.config, WgmmaConfiguration):
+        raise ValueError(
+            f"{type(engine).__name__} is no wgmma engine: build it with build_producer or build_umma"
+        )
+    return _build("wgmma", engine, target, batch, mailbox_slots, mailbox_tokens, ranks, cache)
 
 
 def _build(
@@ -207,33 +242,134 @@ def _build(
     engine: OprojProducer,
     target: str,
     batch: int,
-    mailbox_slots: int,
-    mailbox_tokens: int,
+    slots: int,
+    tokens: int,
+    ranks: int,
     cache: Path | str | None,
 ) -> Program:
-    """What the engines have in common: identity, cache, compiler."""
+    """What the engines have in common."""
     plan = engine.plan(batch)
-    check_mailbox(batch, mailbox_slots, mailbox_tokens)
-    config: dict[str, int | str] = {
-        "engine": name,
-        "kernel": kernel_identity(type(engine)),
+    columns = mailbox_layout.receive_columns(ranks) if engine.twoshot else N
+    if ranks != 1 and not engine.twoshot:
+        raise ValueError(f"ranks = {ranks}: only a two-shot engine shards its columns; leave ranks at 1")
+    check_mailbox(batch, slots, tokens, columns)
+    if engine.generations:
+        mailbox_layout.ranks_of(slots)
+    threads, register_limit = _LIMITS[name]
+    return build_program(
+        Build(
+            name=f"{name}_k{engine.config.k}_m{batch}_{target}",
+            kernel=engine,
+            target=target,
+            config={"engine": name, **engine_config(engine, batch, (slots, tokens, columns))},
+            parameters=engine_parameters(engine, batch, (slots, tokens, columns)),
+            grid=CTAS,
+            threads=threads,
+            register_limit=register_limit,
+            shared_bytes=plan.shared_bytes,
+        ),
+        cache=cache,
+    )
+
+
+def engine_config(engine: OprojProducer, batch: int, mailbox: tuple[int, int, int]) -> dict[str, int | str]:
+    """What tells builds of one engine apart."""
+    slots, tokens, columns = mailbox
+    return {
         **asdict(engine.config),
         "transport": engine.transport.name,
         "policy": engine.policy,
         "batch": batch,
-        "mailbox_slots": mailbox_slots,
-        "mailbox_tokens": mailbox_tokens,
+        "mailbox_slots": slots,
+        "mailbox_tokens": tokens,
+        "mailbox_columns": columns,
+        "generations": int(engine.generations),
+        "records": kernel_identity(type(engine.records)),
     }
-    key = program_key(config, target)
 
-    def build() -> Program:
-        compiled = _compile(engine, target, batch, mailbox_slots, mailbox_tokens)
-        return _program(compiled, config, key, target, plan.shared_bytes)
+
+def engine_name(engine: OprojProducer, target: str) -> str:
+    """What ``Build.config`` calls an engine: producer, umma or wgmma. Raises ValueError for a target that it
+    does not run on."""
+    check_target(target)
+    config: Any = engine.config
+    if isinstance(config, UmmaConfiguration):
+        check_umma_target(target)
+        return "umma"
+    if isinstance(config, WgmmaConfiguration):
+        check_wgmma_target(target)
+        return "wgmma"
+    return "producer"
+
+
+def engine_parameters(
+    engine: OprojProducer, batch: int, mailbox: tuple[int, int, int]
+) -> tuple[Parameter, ...]:
+    """The arguments of every engine: x, weight, mailbox, mc, slot, and with ``generations`` state."""
+    k = engine.config.k
+    return (
+        tensor("x", batch, k),
+        tensor("weight", N, k),
+        tensor("mailbox", *mailbox),
+        Parameter("mc", "address", "int64", ()),
+        Parameter("slot", "scalar", "int32", ()),
+        *([STATE] if engine.generations else []),
+    )
+
+
+def tensor(name: str, *shape: int) -> Parameter:
+    """A contiguous, row-major BF16 tensor."""
+    return Parameter(name, "tensor", "bfloat16", shape)
+
+
+STATE = Parameter("state", "address", "int64", ())
+"""Address of the generation counters, see ``layouts.mailbox``."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a kernel object needs to become a Program.
+
+    kernel: its ``__call__`` takes the parameters by name, then ``stream``, and launches one kernel. config:
+    everything that tells this build from another ("engine" at least; the class is added). grid: CTAs;
+    threads: per CTA; register_limit: above it, or with spills, the build is refused (None: what the threads
+    leave).
+    """
+
+    name: str
+    kernel: Any
+    target: str
+    config: dict[str, int | str]
+    parameters: tuple[Parameter, ...]
+    grid: int
+    threads: int
+    shared_bytes: int = 0
+    register_limit: int | None = None
+
+    @property
+    def registers(self) -> int:
+        """Registers per thread that this build may use."""
+        return self.register_limit or min(MAX_REGISTERS, SM_REGISTERS // self.threads)
+
+
+def build_program(build: Build, *, cache: Path | str | None = DEFAULT_CACHE) -> Program:
+    """Compile any kernel of this package, or find it cached; cache as for ``build_producer``.
+
+    Raises ValueError for an unknown target, RuntimeError when CuTe DSL is missing, or made something else
+    than the object says.
+    """
+    check_target(build.target)
+    config = {**build.config, "kernel": kernel_identity(type(build.kernel))}
+    key = program_key({**config, "parameters": str(build.parameters)}, build.target)
+
+    def make() -> Program:
+        compiled = _compile(build.kernel, build.target, build.parameters)
+        return _program(compiled, build, config, key)
 
     if cache is None:
-        return build()
+        return make()
     directory = cache_directory() if cache == DEFAULT_CACHE else Path(cache)
-    return _cached(directory / key[:2] / key, key, build)
+    return _cached(directory / key[:2] / key, key, make)
 
 
 def kernel_identity(kernel: type) -> str:
@@ -259,8 +395,8 @@ def kernel_identity(kernel: type) -> str:
     return f"{name}@{_sha256(text.encode())[:16]}"
 
 
-def check_mailbox(batch: int, slots: int, tokens: int) -> None:
-    """Raises ValueError unless a mailbox [slots, tokens, 7168] holds ``batch`` tokens and 32-bit element
+def check_mailbox(batch: int, slots: int, tokens: int, columns: int = N) -> None:
+    """Raises ValueError unless a mailbox [slots, tokens, columns] holds ``batch`` tokens and 32-bit element
     offsets reach its end."""
     if slots < 1:
         raise ValueError(f"mailbox_slots = {slots}: a mailbox has at least 1 slot")
@@ -268,10 +404,10 @@ def check_mailbox(batch: int, slots: int, tokens: int) -> None:
         raise ValueError(
             f"mailbox_tokens = {tokens} < batch = {batch}: a slot must hold every token of the batch"
         )
-    if slots * tokens * N >= 2**31:
+    if slots * tokens * columns >= 2**31:
         raise ValueError(
-            f"mailbox of {slots} slots * {tokens} tokens * {N} columns = {slots * tokens * N} elements: "
-            f"offsets are 32-bit, at most {2**31 - 1} elements"
+            f"mailbox of {slots} slots * {tokens} tokens * {columns} columns = {slots * tokens * columns} "
+            f"elements: offsets are 32-bit, at most {2**31 - 1} elements"
         )
 
 
@@ -333,18 +469,30 @@ def _cached(entry: Path, key: str, build: Any) -> Program:
             shutil.rmtree(old)
 
 
-def _compile(producer: OprojProducer, target: str, batch: int, slots: int, tokens: int) -> Any:
+def _compile(kernel: Any, target: str, parameters: tuple[Parameter, ...]) -> Any:
     """Run CuTe DSL on fake tensors: no GPU and no memory needed."""
     compiler_version()
+    import cutlass
     import cutlass.cute as cute
-    from cutlass import BFloat16, Int32, Int64
-    from cutlass.base_dsl.compiler import DumpDir
+    from cutlass.base_dsl.compiler import DumpDir, ExtraCompilerOpts
     from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-    k = producer.config.k
-    x = make_fake_tensor(BFloat16, (batch, k), stride=(k, 1), assumed_align=16)
-    weight = make_fake_tensor(BFloat16, (N, k), stride=(k, 1), assumed_align=16)
-    mailbox = make_fake_tensor(BFloat16, (slots, tokens, N), stride=(tokens * N, N, 1), assumed_align=16)
+    types = {
+        "bfloat16": cutlass.BFloat16,
+        "float32": cutlass.Float32,
+        "int32": cutlass.Int32,
+        "int64": cutlass.Int64,
+    }
+
+    def stand_in(parameter: Parameter) -> Any:
+        kind = types[parameter.dtype]
+        if parameter.kind != "tensor":
+            return kind(0)
+        stride = [1]
+        for extent in parameter.shape[:0:-1]:
+            stride.insert(0, stride[0] * extent)
+        return make_fake_tensor(kind, parameter.shape, stride=tuple(stride), assumed_align=16)
+
     with (
         _compiling,
         tempfile.TemporaryDirectory(prefix="oproj-") as scratch,
@@ -355,50 +503,46 @@ def _compile(producer: OprojProducer, target: str, batch: int, slots: int, token
             cute.GPUArch(target),
             cute.GenerateLineInfo(True),
             DumpDir(scratch),
+            *[ExtraCompilerOpts(text) for text in extra_options(kernel)],
         )
-        return cute.compile[options](producer, x, weight, mailbox, Int64(0), Int32(0), make_fake_stream())
+        arguments = {parameter.name: stand_in(parameter) for parameter in parameters}
+        return cute.compile[options](kernel, **arguments, stream=make_fake_stream())
 
 
-def _program(
-    compiled: Any, config: dict[str, int | str], key: str, target: str, shared_bytes: int
-) -> Program:
+def extra_options(kernel: Any) -> list[str]:
+    """Further compiler options that a kernel's class names in ``compiler_options``."""
+    return [text] if (text := getattr(kernel, "compiler_options", "")) else []
+
+
+def _program(compiled: Any, build: Build, config: dict[str, int | str], key: str) -> Program:
     """Package what the compiler made. Raises RuntimeError where launch facts are not what the object says."""
     ptx = relative_sources(compiled.__ptx__)
     entries = re.findall(r"\.entry\s+(\w+)", ptx)
     if len(entries) != 1:
         raise RuntimeError(f"the PTX has {len(entries)} entry points, expected one: {entries}")
     launched, pdl = launch_facts(str(compiled.ir_module))
-    if launched != shared_bytes:
+    if launched != build.shared_bytes:
         raise RuntimeError(
-            f"the launch asks for {launched} bytes of dynamic shared memory, the plan says {shared_bytes}"
+            f"the launch asks for {launched} bytes of dynamic shared memory, the plan says "
+            f"{build.shared_bytes}"
         )
-    engine = str(config["engine"])
-    threads, register_limit = _LIMITS[engine]
     used = resources(compiled.__cubin__, entries[0])
-    if used.stack_bytes or used.registers > register_limit:
+    if used.stack_bytes or used.registers > build.registers:
         raise RuntimeError(
-            f"ptxas uses {used.registers} registers (limit {register_limit}) and spills {used.stack_bytes} "
+            f"ptxas uses {used.registers} registers (limit {build.registers}) and spills {used.stack_bytes} "
             f"bytes per thread for {config}: the estimate of kernels.configuration is wrong"
         )
-    k, batch = int(config["k"]), int(config["batch"])
-    mailbox = (int(config["mailbox_slots"]), int(config["mailbox_tokens"]), N)
     return Program(
-        name=f"{engine}_k{k}_m{batch}_{target}",
-        target=target,
+        name=build.name,
+        target=build.target,
         entry=entries[0],
         ptx=ptx,
         cubin=compiled.__cubin__,
-        grid=(CTAS, 1, 1),
-        block=(threads, 1, 1),
+        grid=(build.grid, 1, 1),
+        block=(build.threads, 1, 1),
         cluster=(1, 1, 1),
-        dynamic_shared_bytes=shared_bytes,
-        parameters=(
-            Parameter("x", "tensor", "bfloat16", (batch, k)),
-            Parameter("weight", "tensor", "bfloat16", (N, k)),
-            Parameter("mailbox", "tensor", "bfloat16", mailbox),
-            Parameter("mc", "address", "int64", ()),
-            Parameter("slot", "scalar", "int32", ()),
-        ),
+        dynamic_shared_bytes=build.shared_bytes,
+        parameters=build.parameters,
         pdl=pdl,
         compiler=compiler_version(),
         key=key,

@@ -145,7 +145,7 @@ def check_sass(program: Program) -> SassReport:
             f"check_sass knows producers, {program.name} has engine {program.config.get('engine')!r}"
         )
     values = {field: int(program.config[field]) for field in ("k", "staged_blocks", "rows", "group_tiles")}
-    config = Configuration(**values)
+    config = Configuration(**values, direct=bool(program.config["direct"]))
     plan = config.plan(int(program.config["batch"]))
     code = disassemble(program.cubin)[program.entry]
     used = resources(program.cubin, program.entry)

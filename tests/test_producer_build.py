@@ -97,7 +97,14 @@ def build(
             {"k": 2048, "group_tiles": 1},
             r"160 registers per thread \(128 of weights\), 512 threads have 65536 / 512 = 128",
         ),
-        ({"k": 1536, "staged_blocks": 4, "twoshot": True}, "twoshot = True: .*valid: False"),
+        (
+            {"k": 1536, "staged_blocks": 4, "twoshot": True, "transport": "multicast"},
+            "twoshot = True with transport = 'multicast': .* leave transport out",
+        ),
+        (
+            {"k": 1536, "staged_blocks": 4, "transport": "twoshot"},
+            "twoshot = False with transport = 'twoshot'",
+        ),
         (
             {"k": 1536, "staged_blocks": 4, "policy": "fast"},
             r"policy = 'fast': choose from \('latent', 'plain'\)",
@@ -200,7 +207,7 @@ def test_transport_names() -> None:
 # Inputs
 
 
-def arrays(batch: int = 8, k: int = 1536) -> dict[str, np.ndarray]:
+def arrays(batch: int = 8, k: int = 1536) -> dict[str, Any]:
     bf16 = ml_dtypes.bfloat16
     return {
         "x": np.zeros((batch, k), bf16),
@@ -212,7 +219,8 @@ def arrays(batch: int = 8, k: int = 1536) -> dict[str, np.ndarray]:
 def test_good_inputs_pass() -> None:
     check_inputs(**arrays())
     check_inputs(**arrays(batch=1))
-    check_inputs(**{name: torch.zeros(array.shape, dtype=torch.bfloat16) for name, array in arrays().items()})
+    tensors = [torch.zeros(array.shape, dtype=torch.bfloat16) for array in arrays().values()]
+    check_inputs(*tensors)
     assert OprojProducer(1536, staged_blocks=4).check(**arrays()).shared_bytes == 100864
 
 
@@ -327,7 +335,8 @@ def at(lines: list[Line], prefix: str) -> list[int]:
 
 def contract_problems(program: Program) -> list[str]:
     """Everything in the PTX that is not as the contract orders it; empty when all is well."""
-    config = Configuration(*(int(program.config[f]) for f in ("k", "staged_blocks", "rows", "group_tiles")))
+    fields = ("k", "staged_blocks", "rows", "group_tiles")
+    config = Configuration(**{field: int(program.config[field]) for field in fields}, direct=False)
     plan = config.plan(int(program.config["batch"]))
     lines = instructions(program.ptx)
     problems = []
@@ -606,6 +615,8 @@ class Fused:
         self.producer = producer
         self.config, self.plan = producer.config, producer.plan
         self.transport, self.policy = producer.transport, producer.policy
+        self.twoshot, self.generations = producer.twoshot, producer.generations
+        self.records = producer.records
 
     @cute.jit
     def __call__(

@@ -11,9 +11,9 @@ import pytest
 from oproj_lib import program as programs
 from oproj_lib.cubin import resources
 from oproj_lib.kernels.producer import OprojProducer
+from oproj_lib.kernels.ring_lane import RingShared
 from oproj_lib.kernels.umma import OprojUmma
 from oproj_lib.kernels.umma_configuration import UmmaConfiguration
-from oproj_lib.kernels.umma_lane import UmmaShared
 from oproj_lib.lessons.broken_umma import (
     ClearsTheTileEarly,
     FreesTooEarly,
@@ -115,7 +115,7 @@ def test_valid_batches() -> None:
             r"26 stages \* 9216 \+ 428 bytes of barriers = 240044 shared bytes, a block has 232448; choose "
             r"budget 9216 to 239615",
         ),
-        ({"twoshot": True}, "twoshot = True: .*valid: False"),
+        ({"twoshot": True, "transport": "multicast"}, "twoshot = True with transport = 'multicast'"),
         ({"policy": "fast"}, r"policy = 'fast': choose from \('latent', 'plain'\)"),
         ({"transport": "smoke"}, "transport = 'smoke': choose 'multicast', 'unicast'"),
     ],
@@ -170,7 +170,8 @@ def test_targets_without_tcgen05_are_refused(target: str, message: str) -> None:
 
 def test_compiling_it_by_hand_for_hopper_is_refused_too() -> None:
     with pytest.raises(ValueError, match="target = 'sm_90a' has no tcgen05"):
-        programs._compile(OprojUmma(768), "sm_90a", 8, 1, 8)
+        engine = OprojUmma(768)
+        programs._compile(engine, "sm_90a", programs.engine_parameters(engine, 8, (1, 8, 7168)))
 
 
 def test_engines_are_not_mixed_up() -> None:
@@ -391,7 +392,7 @@ class LateWeights(OprojUmma):
     """Waits for the previous kernel before it asks for its weights."""
 
     def load(
-        self, x: cute.Tensor, weight: cute.Tensor, shared: UmmaShared, trigger_after_wait: bool = True
+        self, x: cute.Tensor, weight: cute.Tensor, shared: RingShared, trigger_after_wait: bool = True
     ) -> None:
         cute.arch.griddepcontrol_wait()
         super().load(x, weight, shared, trigger_after_wait)

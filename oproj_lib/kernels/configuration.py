@@ -12,7 +12,7 @@ from enum import Enum
 
 from oproj_lib.layouts import schedule as cut
 from oproj_lib.layouts import shared_memory
-from oproj_lib.layouts.fragments import BLOCK_K, WARP_LANES, chain_count
+from oproj_lib.layouts.fragments import BLOCK_K, MMA_TOKENS, WARP_LANES, chain_count
 
 WARPS = 16
 THREADS = WARPS * WARP_LANES
@@ -33,6 +33,13 @@ OTHER_REGISTERS = 12
 """Calibrated on 4.8.1's ptxas, see ``Configuration.register_need``."""
 RING_OVERLAP_REGISTERS = {1: 8, 2: 20, 4: 36}
 """By rows per warp; calibrated likewise."""
+
+DIRECT_OTHER_REGISTERS = 2
+"""Calibrated likewise for direct builds."""
+
+TWOSHOT_REGISTERS = 12
+"""What the owner's address and the slot cost a ring of several groups, which keeps them through the MMAs;
+calibrated likewise."""
 
 
 class XPath(Enum):
@@ -62,6 +69,11 @@ class Plan:
         """Dynamic shared memory of the block."""
         return self.staged_bytes + self.x_bytes + self.partial_bytes
 
+    @property
+    def twoshot_fits(self) -> bool:
+        """Whether a two-shot build has the registers that it needs."""
+        return self.groups == 1 or self.register_need + TWOSHOT_REGISTERS <= REGISTER_LIMIT
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -69,13 +81,14 @@ class Configuration:
 
     k: columns of W on this rank; staged_blocks: K blocks of 32 per warp whose weights go to shared memory,
     the rest stays in registers; rows: 16-row tiles per warp; group_tiles: 8-token tiles per ring group, 0 for
-    no ring.
+    no ring. direct: x straight to registers for any k, one token tile (`kernels.direct`).
     """
 
     k: int
     staged_blocks: int
     rows: int = 1
     group_tiles: int = 0
+    direct: bool = False
 
     def __post_init__(self) -> None:
         if self.rows not in ROW_CHOICES:
@@ -125,6 +138,12 @@ class Configuration:
     @property
     def path(self) -> XPath:
         """The x path. Raises ValueError where none is defined."""
+        if self.direct and self.group_tiles:
+            raise ValueError(
+                f"group_tiles = {self.group_tiles}: a direct x goes to registers, there is no ring; choose 0"
+            )
+        if self.direct:
+            return XPath.REGISTERS
         if self.group_tiles:
             return XPath.RING
         if self.k == REGISTER_PATH_K:
@@ -137,8 +156,13 @@ class Configuration:
             f"{MAX_GROUP_TILES} (x in a ring)"
         )
 
+    @property
+    def max_batch(self) -> int:
+        """The largest batch of the path, whatever the memory says."""
+        return MMA_TOKENS if self.direct else MAX_BATCH
+
     def settings(self) -> dict[str, int]:
-        """All but k, as keyword arguments."""
+        """staged_blocks, rows and group_tiles, as keyword arguments."""
         return {"staged_blocks": self.staged_blocks, "rows": self.rows, "group_tiles": self.group_tiles}
 
     @property
@@ -156,6 +180,8 @@ class Configuration:
         it refuses would just fit.
         """
         accumulators = 4 * self.chains * self.rows * tiles_per_group
+        if self.direct:  # all of x is on its way at once
+            return self.weight_registers + accumulators + 4 * self.kblocks + DIRECT_OTHER_REGISTERS
         x_words = 4 * tiles_per_group
         overlap = RING_OVERLAP_REGISTERS[self.rows] if groups > 1 else 0
         return self.weight_registers + accumulators + x_words + overlap + OTHER_REGISTERS
@@ -171,13 +197,18 @@ class Configuration:
                 f"batch = {batch}: 8 * batch = {8 * batch} threads publish, a CTA has {THREADS}; "
                 f"choose 1 to {MAX_BATCH}"
             )
+        if batch > self.max_batch:
+            raise ValueError(
+                f"batch = {batch}: a direct build takes one tile of {self.max_batch} tokens; choose 1 to "
+                f"{self.max_batch}, or OprojProducer"
+            )
         plan = self._plan(batch)
         self._check(plan)
         return plan
 
     def valid_batches(self) -> tuple[int, ...]:
         """Every batch size that fits."""
-        return tuple(batch for batch in range(1, MAX_BATCH + 1) if _fits(self._plan(batch)))
+        return tuple(batch for batch in range(1, self.max_batch + 1) if _fits(self._plan(batch)))
 
     def _plan(self, batch: int) -> Plan:
         tiles, tiles_per_group, groups = cut.schedule(batch, self.group_tiles)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oproj_lib.layouts.fragments import CHUNK_BYTES
-from oproj_lib.problem import N
+from oproj_lib.problem import MAX_BATCH, N
 
 DTYPE = "bfloat16"
 
@@ -39,11 +39,11 @@ def array_facts(name: str, array: Any) -> ArrayFacts:
     return ArrayFacts(tuple(shape), strides, _dtype_name(dtype), address)
 
 
-def check_inputs(x: Any, weight: Any, mailbox: Any = None) -> None:
-    """Check x [M, K], weight [7168, K] and, if given, mailbox [slots, tokens >= M, 7168].
+def check_inputs(x: Any, weight: Any, mailbox: Any = None, *, columns: int = N) -> None:
+    """Check x [M, K], weight [7168, K] and, if given, mailbox [slots, tokens >= M, columns].
 
     All must be bfloat16, contiguous and row-major, and start at a multiple of 16 bytes (one access is 16
-    bytes).
+    bytes). columns: N, or those of one owner for a two-shot engine.
 
     Raises ValueError with what was found and what is needed.
     """
@@ -53,13 +53,51 @@ def check_inputs(x: Any, weight: Any, mailbox: Any = None) -> None:
         raise ValueError(f"weight has {rows} rows, it must have N = {N}")
     if weight_k != k:
         raise ValueError(f"x has K = {k} columns and weight {weight_k}: they must be equal")
-    if mailbox is None:
-        return
-    _, tokens, columns = _checked("mailbox", mailbox, 3).shape
-    if columns != N:
-        raise ValueError(f"mailbox has {columns} columns, it must have N = {N}")
+    if mailbox is not None:
+        check_mailbox_shape("mailbox", mailbox, "x", batch, columns)
+
+
+def check_mailbox_shape(
+    name: str, mailbox: Any, other: str, batch: int, columns: int = N
+) -> tuple[int, int, int]:
+    """The shape of a mailbox [slots, tokens >= batch, columns]; ``other`` is what has ``batch`` tokens.
+
+    Raises ValueError as ``check_inputs``.
+    """
+    slots, tokens, found = _checked(name, mailbox, 3).shape
+    if found != columns:
+        raise ValueError(
+            f"{name} has {found} columns, it must have {'N = ' if columns == N else ''}{columns}"
+        )
     if tokens < batch:
-        raise ValueError(f"mailbox has {tokens} tokens per slot and x has M = {batch}: it needs at least M")
+        raise ValueError(
+            f"{name} has {tokens} tokens per slot and {other} has M = {batch}: it needs at least M"
+        )
+    return slots, tokens, found
+
+
+def check_mailbox_and_out(mailbox: Any, out: Any) -> tuple[int, int, int]:
+    """The shape of a mailbox [slots, tokens >= M, 7168] whose reduction goes to out [M, 7168], M 1 to 64.
+
+    Raises ValueError as ``check_inputs``.
+    """
+    batch, columns = _checked("out", out, 2).shape
+    if columns != N:
+        raise ValueError(f"out has {columns} columns, it must have N = {N}")
+    if batch > MAX_BATCH:
+        raise ValueError(f"out has M = {batch} tokens: choose 1 to {MAX_BATCH}")
+    return check_mailbox_shape("mailbox", mailbox, "out", batch)
+
+
+def check_array(name: str, array: Any, shape: tuple[int, ...]) -> None:
+    """Check that ``array`` is bfloat16 of this shape, contiguous, row-major, and starts at a multiple of 16
+    bytes.
+
+    Raises ValueError with what was found and what is needed.
+    """
+    found = _checked(name, array, len(shape)).shape
+    if found != shape:
+        raise ValueError(f"{name} has shape {found}: this kernel is built for {shape}")
 
 
 def _checked(name: str, array: Any, rank: int) -> ArrayFacts:

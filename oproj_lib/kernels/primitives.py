@@ -118,6 +118,22 @@ def load_shared_floats(address: Int32, offset: int, *, loc: Any = None, ip: Any 
 
 
 @dsl_user_op
+def load_shared_pair(
+    address: Int32, offset: int, *, loc: Any = None, ip: Any = None
+) -> tuple[Float32, Float32]:
+    """Two FP32 of shared memory."""
+    text = f"ld.shared.v2.f32 {{$0, $1}}, [$2+{offset}];"
+    first, second = _asm(text, [Float32] * 2, [("r", address)], loc=loc, ip=ip)
+    return first, second
+
+
+@dsl_user_op
+def prefetch_l2(address: Int64, *, loc: Any = None, ip: Any = None) -> None:
+    """Brings the line of an address into L2, and its translation with it. Reads no value."""
+    _asm("prefetch.global.L2 [$0];", [], [("l", address)], loc=loc, ip=ip)
+
+
+@dsl_user_op
 def store_shared_float(
     address: Int32, offset: int, value: Float32, *, loc: Any = None, ip: Any = None
 ) -> None:
@@ -227,10 +243,15 @@ def pack8(values: Sequence[Float32], policy: str, *, loc: Any = None, ip: Any = 
     policy "latent": -0.0 halves become +0.0 *after* rounding (a tiny negative sum can round to -0.0), because
     an armed mailbox word is made of them; "plain" sends what rounding gave.
     """
-    words = [pack_bf16x2(values[i], values[i + 1], loc=loc, ip=ip) for i in range(0, 8, 2)]
-    if policy == "latent":
-        words = [clear_negative_zeros(word) for word in words]
+    words = [pack2(values[i], values[i + 1], policy, loc=loc, ip=ip) for i in range(0, 8, 2)]
     return words[0], words[1], words[2], words[3]
+
+
+@dsl_user_op
+def pack2(low: Float32, high: Float32, policy: str, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """One word of ``pack8``."""
+    word = pack_bf16x2(low, high, loc=loc, ip=ip)
+    return clear_negative_zeros(word) if policy == "latent" else word
 
 
 @dsl_user_op

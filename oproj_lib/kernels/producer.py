@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -34,7 +34,8 @@ from oproj_lib.kernels.configuration import THREADS, Configuration, Plan, XPath
 from oproj_lib.kernels.inputs import check_inputs
 from oproj_lib.kernels.lane import Lane, Shared, XLane, this_lane
 from oproj_lib.kernels.primitives import Floats4, Words4
-from oproj_lib.kernels.transport import Mailbox, Transport, as_transport
+from oproj_lib.kernels.publishing import Publishing
+from oproj_lib.kernels.transport import Mailbox, Transport
 from oproj_lib.layouts import fragments, shared_memory
 from oproj_lib.layouts import publish as chunks
 from oproj_lib.layouts import schedule as cut
@@ -50,29 +51,26 @@ from oproj_lib.layouts.fragments import (
 from oproj_lib.layouts.shared_memory import PARTIAL_TILE_BYTES
 from oproj_lib.problem import CTAS, ROWS_PER_CTA
 
-POLICIES = ("latent", "plain")
 Fragment = tuple[Words4, Words4]
 """Weights of one lane for one K block and row tile: the upper (r = 0) and lower (r = 1) 16-byte chunk."""
 
 
-def check_options(twoshot: bool, policy: str) -> None:
-    """Raises ValueError for options that no engine has (yet)."""
-    if twoshot:
-        raise ValueError("twoshot = True: two-shot arrives with the second transport shot; valid: False")
-    if policy not in POLICIES:
-        raise ValueError(f"policy = {policy!r}: choose from {POLICIES}")
-
-
-class OprojProducer:
+class OprojProducer(Publishing):
     """Builds the projection kernel for one configuration.
 
     k: columns of W on this rank (1536 for TP8, 768 for TP16). staged_blocks, rows, group_tiles: see
-    ``Configuration``. transport: "multicast", "unicast:<ranks>" or a Transport. policy: "latent" sends no
-    -0.0 half, "plain" sends what rounding gave.
+    ``Configuration``. twoshot: a chunk goes to the owner of its column only; mailbox is the receive view
+    [slots, tokens, 7168 / ranks] and mc the address of the table of the owners' receive views. transport:
+    "multicast" (None), "unicast:<ranks>" or a Transport. policy: "latent" sends no -0.0 half, "plain" sends
+    what rounding gave. generations: slot is the rank, the slot written is that of the generation that the
+    device counts in ``state``, a further argument (see ``kernels.mailbox``).
 
     Raises ValueError for a configuration that does not exist; ``plan`` adds the rules that depend on the
     batch.
     """
+
+    threads: ClassVar[int] = THREADS
+    """Threads of a CTA."""
 
     def __init__(
         self,
@@ -82,14 +80,12 @@ class OprojProducer:
         rows: int = 1,
         group_tiles: int = 0,
         twoshot: bool = False,
-        transport: Transport | str = "multicast",
+        transport: Transport | str | None = None,
         policy: str = "latent",
+        generations: bool = False,
     ) -> None:
-        check_options(twoshot, policy)
         self.config = Configuration(k, staged_blocks, rows, group_tiles)
-        self.twoshot = twoshot
-        self.policy = policy
-        self.transport = as_transport(transport)
+        self.set_publishing(twoshot, transport, policy, generations)
 
     @staticmethod
     def configurations(k: int) -> tuple[tuple[int, int, int], ...]:
@@ -108,7 +104,10 @@ class OprojProducer:
 
     def valid_batches(self) -> tuple[int, ...]:
         """Every batch size that this configuration can run."""
-        return self.config.valid_batches()
+        batches = self.config.valid_batches()
+        if not self.twoshot:
+            return batches
+        return tuple(batch for batch in batches if self.config.plan(batch).twoshot_fits)
 
     def schedule(self, batches: int) -> tuple[int, int, int]:
         """(8-token tiles, tiles per group, groups) of a batch of ``batches`` tokens."""
@@ -116,12 +115,19 @@ class OprojProducer:
 
     def plan(self, batch: int) -> Plan:
         """x path, shared memory and schedule for a batch. Raises ValueError when it does not fit."""
-        return self.config.plan(batch)
+        plan = self.config.plan(batch)
+        if self.twoshot and not plan.twoshot_fits:
+            raise ValueError(
+                f"two-shot: {plan.register_need} registers per thread + {configuration.TWOSHOT_REGISTERS} for "
+                f"the owner's address and the slot, 512 threads have {configuration.REGISTER_LIMIT}; it fits "
+                f"batches {self.valid_batches()}, or stage more blocks"
+            )
+        return plan
 
     def check(self, x: Any, weight: Any, mailbox: Any) -> Plan:
         """The plan for these arrays (NumPy, torch or CuTe). Raises ValueError, see ``check_inputs`` and
         ``plan``."""
-        check_inputs(x, weight, mailbox)
+        check_inputs(x, weight, mailbox, columns=self.published_columns(mailbox))
         if x.shape[1] != self.config.k:
             raise ValueError(
                 f"x has K = {x.shape[1]} columns, this producer is built for k = {self.config.k}"
@@ -139,13 +145,17 @@ class OprojProducer:
         mc: Int64,
         slot: Int32,
         stream: cuda.CUstream,
+        state: Int64 | None = None,
     ) -> None:
         """Launch the split kernel on ``stream``. M is the static first extent of x.
+
+        state: address of the mailbox's generation records, with ``generations=True`` only.
 
         Raises ValueError while compiling, for tensors or a batch that this configuration cannot take.
         """
         self.check(x, weight, mailbox)
-        self.kernel(x, weight, mailbox, mc, slot).launch(
+        self.check_state(state)
+        self.kernel(x, weight, mailbox, mc, slot, state).launch(
             grid=[CTAS, 1, 1],
             block=[THREADS, 1, 1],
             stream=stream,
@@ -158,12 +168,37 @@ class OprojProducer:
 
     @cute.kernel
     def kernel(
-        self, x: cute.Tensor, weight: cute.Tensor, mailbox: cute.Tensor, mc: Int64, slot: Int32
+        self,
+        x: cute.Tensor,
+        weight: cute.Tensor,
+        mailbox: cute.Tensor,
+        mc: Int64,
+        slot: Int32,
+        state: Int64 | None,
     ) -> None:
         """The split form: the producer alone, its dependents released right after its own wait."""
+        self.project(x, weight, mailbox, mc, slot, state)
+
+    def project(
+        self,
+        x: cute.Tensor,
+        weight: cute.Tensor,
+        mailbox: cute.Tensor,
+        mc: Int64,
+        slot: Int32,
+        state: Int64 | None,
+        trigger_after_wait: bool = True,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """The whole projection as a device function, whatever the engine.
+
+        then: what the ``consumers`` threads of each CTA do after they have published, in the fused forms.
+        """
         shared = self.allocate(x.shape[0])
         weights = self.load_weight(weight, shared)
-        self.compute(x, weights, shared, mailbox, mc, slot, trigger_after_wait=True)
+        self.compute(x, weights, shared, mailbox, mc, slot, trigger_after_wait, state)
+        if then is not None:
+            then()
 
     def allocate(self, batch: int) -> Shared:
         """Reserve the CTA's shared memory for ``batch`` tokens (unused areas get no bytes)."""
@@ -376,7 +411,7 @@ class OprojProducer:
             high = primitives.load_shared_floats(address, at + CHUNK_BYTES)
             values = [*low, *high]
             sums = [primitives.add_float(a, b) for a, b in zip(sums, values, strict=True)] if sums else values
-        words = primitives.pack8(sums, self.policy)
+        words = self.round_chunk(sums)
         column = chunks.output_column(me.cta, row_tile, half)
         self.transport.store_chunk(mailbox, mc, slot, first_token + token, column, words)
 
@@ -389,21 +424,24 @@ class OprojProducer:
         mc: Int64,
         slot: Int32,
         trigger_after_wait: bool = True,
+        state: Int64 | None = None,
     ) -> None:
         """Everything that follows the previous kernel: wait, x, MMAs, partial sums, publish.
 
         trigger_after_wait: release the dependents right after the wait. Never earlier: a consumer that skips
-        its own wait relies on this one.
+        its own wait relies on this one. state: see the constructor's generations.
         """
         lane = self.x_lane(x, shared)
         cute.arch.griddepcontrol_wait()
         if trigger_after_wait:
             cute.arch.griddepcontrol_launch_dependents()
         box = Mailbox(*mailbox.shape)
+        mc, slot, generation = self.route(box, mc, slot, state)
         if self.config.path is XPath.RING:
             self.compute_ring(lane, x, weights, shared, box, mc, slot)
         else:
             self.compute_ungrouped(lane, x, weights, shared, box, mc, slot)
+        self.count_on(state, generation)
 
     def compute_ungrouped(
         self,

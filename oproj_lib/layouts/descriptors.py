@@ -1,10 +1,11 @@
-"""The two descriptors of ``tcgen05.mma``, field by field.
+"""The descriptors of ``tcgen05.mma`` and ``wgmma.mma_async``, field by field.
 
-Where a matrix lies in shared memory is a 64-bit *shared-memory descriptor*, what is multiplied a 32-bit
-*instruction descriptor*. Sources: PTX ISA, "tcgen05 Shared memory descriptor" and "tcgen05 Instruction
-descriptor" (.kind::f16). Bit ranges are [low, high), as in the tables below.
+Where a matrix lies in shared memory is a 64-bit *shared-memory descriptor*. What is multiplied is, for
+tcgen05, a 32-bit *instruction descriptor*; a wgmma has it in its name. Sources: PTX ISA, "tcgen05 Shared
+memory descriptor", "tcgen05 Instruction descriptor" (.kind::f16) and "Asynchronous Warpgroup Level Matrix
+Shared Memory Layout" (matrix descriptor of wgmma). Bit ranges are [low, high), as in the tables below.
 
-Shared-memory descriptor
+Shared-memory descriptor of tcgen05
 
     bits      field                  stored as     here
     [0, 14)   address                bytes >> 4    of the first row of the tile
@@ -14,6 +15,14 @@ Shared-memory descriptor
     [49, 52)  base_offset            as is         0 for tiles that start where the swizzle's pattern starts
     [52, 53)  leading_is_absolute    as is         0
     [61, 64)  swizzle                SwizzleMode
+
+Shared-memory descriptor of wgmma: no version, and a swizzle field of two bits with codes of its own
+
+    [0, 14)   address                bytes >> 4    as above
+    [16, 30)  leading_byte_offset    bytes >> 4    as above
+    [32, 46)  stride_byte_offset     bytes >> 4    as above
+    [49, 52)  base_offset            as is         as above
+    [62, 64)  swizzle                WgmmaSwizzle
 
 Instruction descriptor, kind::f16
 
@@ -47,6 +56,15 @@ class SwizzleMode(IntEnum):
     BYTES_128 = 2
     BYTES_64 = 4
     BYTES_32 = 6
+
+
+class WgmmaSwizzle(IntEnum):
+    """Codes of the swizzle field of a wgmma descriptor: all four exist."""
+
+    NONE = 0
+    BYTES_128 = 1
+    BYTES_64 = 2
+    BYTES_32 = 3
 
 
 class AccumulatorType(IntEnum):
@@ -112,6 +130,13 @@ SHARED_FIELDS = {
     "leading_is_absolute": Bits(52, 53),
     "swizzle": Bits(61, 64, 0, SwizzleMode),
 }
+WGMMA_FIELDS = {
+    "address": Bits(0, 14, 4),
+    "leading_byte_offset": Bits(16, 30, 4),
+    "stride_byte_offset": Bits(32, 46, 4),
+    "base_offset": Bits(49, 52),
+    "swizzle": Bits(62, 64, 0, WgmmaSwizzle),
+}
 INSTRUCTION_FIELDS = {
     "d_type": Bits(4, 6, 0, AccumulatorType),
     "a_type": Bits(7, 10, 0, OperandType),
@@ -160,6 +185,33 @@ class SharedDescriptor:
         """The descriptor in a 64-bit word. Raises ValueError for what no descriptor has."""
         values = _decode(word, SHARED_FIELDS, SHARED_BITS)
         return SharedDescriptor(**{**values, "swizzle": SwizzleMode(values["swizzle"])})
+
+
+@dataclass(frozen=True)
+class WgmmaDescriptor:
+    """Where an operand of ``wgmma.mma_async`` lies in shared memory. Addresses and offsets in bytes.
+
+    Raises ValueError for a field out of range, with the range.
+    """
+
+    address: int
+    stride_byte_offset: int
+    swizzle: WgmmaSwizzle
+    leading_byte_offset: int = 16
+    base_offset: int = 0
+
+    def __post_init__(self) -> None:
+        self.encode()
+
+    def encode(self) -> int:
+        """The 64-bit descriptor."""
+        return _encode(self, WGMMA_FIELDS)
+
+    @staticmethod
+    def decode(word: int) -> WgmmaDescriptor:
+        """The descriptor in a 64-bit word. Raises ValueError for what no descriptor has."""
+        values = _decode(word, WGMMA_FIELDS, SHARED_BITS)
+        return WgmmaDescriptor(**{**values, "swizzle": WgmmaSwizzle(values["swizzle"])})
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ per token.
 
 from __future__ import annotations
 
-from oproj_lib.layouts.fragments import CHUNK, MMA_ROWS, Whole
+from oproj_lib.layouts.fragments import CHUNK, MMA_ROWS, MMA_TOKENS, Whole
 from oproj_lib.layouts.shared_memory import ROW_TILES
 
 CHUNKS_PER_TOKEN = ROW_TILES * MMA_ROWS // CHUNK
@@ -27,6 +27,23 @@ def grouped_chunk(tid: Whole, tokens: int) -> tuple[Whole, Whole, Whole]:
     apart."""
     chunk = tid // tokens
     return tid % tokens, chunk // 2, chunk % 2
+
+
+PAIRS_PER_CHUNK = CHUNK // 2
+PAIR_THREADS = MMA_TOKENS * ROW_TILES * MMA_ROWS // 2
+"""Threads that each take two rows of one of 8 tokens."""
+
+
+def pair(warp: Whole, lane: Whole) -> tuple[Whole, Whole, Whole]:
+    """(token, row tile, first row within the tile) of a thread that adds two neighbouring rows.
+
+    A warp has four tokens of one row tile, 8 lanes each. An 8-byte load runs as two phases of 16 lanes, which
+    are two tokens: t and t + 4, because their rows start 4 * 20 = 80 words apart, that is 16 banks, and the
+    16 words of each cover one half of the banks.
+    """
+    quarter = lane // 8
+    token = warp % 2 * 2 + quarter // 2 + quarter % 2 * 4
+    return token, warp // 2, lane % 8 * 2
 
 
 def output_column(cta: Whole, row_tile: Whole, half: Whole) -> Whole:

@@ -103,9 +103,14 @@ def empty_barrier(slot: int, stages: int) -> int:
     return (stages + slot) * BARRIER_BYTES
 
 
-def accumulator_barrier(stages: int) -> int:
-    """Offset of the accumulator barrier."""
+def slot_barriers_bytes(stages: int) -> int:
+    """full[stages], empty[stages]."""
     return 2 * stages * BARRIER_BYTES
+
+
+def accumulator_barrier(stages: int) -> int:
+    """Offset of the accumulator barrier, which UMMA has behind those of the slots."""
+    return slot_barriers_bytes(stages)
 
 
 def barrier_area_bytes(stages: int) -> int:

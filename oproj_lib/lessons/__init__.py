@@ -11,15 +11,29 @@ from oproj_lib.lessons.exercise import Answer, Exercise, WrongAnswer, WrongTry
 from oproj_lib.lessons.floor import FLOOR
 from oproj_lib.lessons.fragments import FRAGMENT_A, K_ORDER
 from oproj_lib.lessons.mbarriers import PARITY
+from oproj_lib.lessons.numbers import BF16_BITS, CONTRACT_SUM, LATENT_BITS
 from oproj_lib.lessons.shared_memory import X_OFFSET
 from oproj_lib.lessons.swizzle import CHUNK_OFFSET
 from oproj_lib.lessons.tensor_memory import TMEM_LANE
+from oproj_lib.lessons.wgmma_fragment import D_THREAD
 
 __all__ = ["EXERCISES", "Answer", "Exercise", "WrongAnswer", "WrongTry", "cells", "check", "find"]
 
 EXERCISES = {
     exercise.name: exercise
-    for exercise in (FLOOR, FRAGMENT_A, K_ORDER, X_OFFSET, PARITY, CHUNK_OFFSET, TMEM_LANE)
+    for exercise in (
+        FLOOR,
+        FRAGMENT_A,
+        K_ORDER,
+        X_OFFSET,
+        PARITY,
+        CHUNK_OFFSET,
+        TMEM_LANE,
+        D_THREAD,
+        BF16_BITS,
+        CONTRACT_SUM,
+        LATENT_BITS,
+    )
 }
 
 

@@ -115,11 +115,12 @@ class ReadsXEarly(OprojProducer):
         mc: Int64,
         slot: Int32,
         trigger_after_wait: bool = True,
+        state: Int64 | None = None,
     ) -> None:
         self.stage_x(
             self.x_lane(x, shared), x.shape[0], 0, self.schedule(x.shape[0])[0]
         )  # the mistake: too early
-        super().compute(x, weights, shared, mailbox, mc, slot, trigger_after_wait)
+        super().compute(x, weights, shared, mailbox, mc, slot, trigger_after_wait, state)
 
 
 @dataclass(frozen=True)

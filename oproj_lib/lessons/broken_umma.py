@@ -13,10 +13,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 
+from oproj_lib.kernels import ring_primitives as sync
 from oproj_lib.kernels import umma_primitives as umma
+from oproj_lib.kernels.ring_lane import Loader, NamedBarrier, RingShared, this_thread, this_warp
 from oproj_lib.kernels.umma import OprojUmma
 from oproj_lib.kernels.umma_configuration import THREADS, UmmaPlan
-from oproj_lib.kernels.umma_lane import Loader, NamedBarrier, UmmaShared, this_thread, this_warp
+from oproj_lib.kernels.umma_lane import UmmaShared
 from oproj_lib.layouts import ring, tmem
 from oproj_lib.layouts.descriptors import ADDRESS_UNIT_SHIFT, SharedDescriptor, SwizzleMode
 from oproj_lib.layouts.fragments import CHUNK_BYTES, WARP_LANES
@@ -30,10 +32,10 @@ class NoProxyFence(OprojUmma):
         plan = self.plan(batch)
         accumulator = umma.load_shared_word(shared.tmem_slot)
         a, b = self.tile_descriptors(shared)
-        elected = umma.elect_one()
+        elected = sync.elect_one()
         for block in range(self.config.kblocks):
             slot, parity = ring.slot_of(block, plan.stages), ring.full_parity(block, plan.stages)
-            umma.barrier_wait(shared.barriers, ring.full_barrier(slot), parity)
+            sync.barrier_wait(shared.barriers, ring.full_barrier(slot), parity)
             cute.arch.sync_warp()
             umma.tcgen05_fence_after()  # the mistake: proxy_fence() should come first
             self.issue(elected, accumulator, a, b, shared, batch, block)
@@ -46,12 +48,12 @@ class WrongParity(OprojUmma):
         plan = self.plan(batch)
         accumulator = umma.load_shared_word(shared.tmem_slot)
         a, b = self.tile_descriptors(shared)
-        elected = umma.elect_one()
+        elected = sync.elect_one()
         for block in range(self.config.kblocks):
             slot, parity = ring.slot_of(block, plan.stages), ring.full_parity(block, plan.stages)
-            umma.barrier_wait(shared.barriers, ring.full_barrier(slot), 1 - parity)  # the mistake: 1 -
+            sync.barrier_wait(shared.barriers, ring.full_barrier(slot), 1 - parity)  # the mistake: 1 -
             cute.arch.sync_warp()
-            umma.proxy_fence()
+            sync.proxy_fence()
             umma.tcgen05_fence_after()
             self.issue(elected, accumulator, a, b, shared, batch, block)
 
@@ -62,7 +64,7 @@ class OneThreadDoesNotArrive(OprojUmma):
     @cute.jit
     def arrive(self, shared: cutlass.Constexpr, slot: cutlass.Constexpr) -> None:
         if this_thread() < ring.LOADERS - 1:  # the mistake: < LOADERS, or no condition at all
-            umma.barrier_arrive_after_copies(shared.barriers, ring.full_barrier(slot))
+            sync.barrier_arrive_after_copies(shared.barriers, ring.full_barrier(slot))
 
 
 class NoCommit(OprojUmma):
@@ -120,7 +122,7 @@ class LanesOf128Rows(OprojUmma):
 class UnswizzledStores(OprojUmma):
     """Stores the tiles row by row, and tells the MMA that they are swizzled."""
 
-    def loader(self, x: cute.Tensor, weight: cute.Tensor, shared: UmmaShared) -> Loader:
+    def loader(self, x: cute.Tensor, weight: cute.Tensor, shared: RingShared) -> Loader:
         lane = super().loader(x, weight, shared)
         plain = ring.copy_row(lane.tid) * ROW_BYTES + ring.copy_chunk(lane.tid) * CHUNK_BYTES
         return replace(lane, target=shared.ring + plain)  # the mistake: the chunk is not XORed with the row
@@ -129,7 +131,7 @@ class UnswizzledStores(OprojUmma):
 class WrongStride(OprojUmma):
     """Gives the MMA half the distance between groups of 8 rows."""
 
-    def tile_descriptors(self, shared: UmmaShared) -> tuple[Int64, Int64]:
+    def tile_descriptors(self, shared: RingShared) -> tuple[Int64, Int64]:
         layout = SharedDescriptor(
             address=0,
             stride_byte_offset=ATOM_BYTES // 2,  # the mistake: 8 rows of 128 bytes are 1024
@@ -142,13 +144,21 @@ class WrongStride(OprojUmma):
 class ClearsTheTileEarly(OprojUmma):
     """Clears the epilogue tile while it waits for the accumulator: the MMAs still read that memory."""
 
-    def epilogue(self, shared: UmmaShared, mailbox: cute.Tensor, mc: Int64, slot: Int32, batch: int) -> None:
+    def epilogue(
+        self,
+        shared: UmmaShared,
+        mailbox: cute.Tensor,
+        mc: Int64,
+        slot: Int32,
+        batch: int,
+        state: Int64 | None = None,
+    ) -> None:
         always = this_thread() < ring.LOADERS
         tile = shared.ring + ring.tile_word_offset(0, this_thread() % ring.ROWS_PER_PASS)
         for token in range(batch):
             offset = ring.tile_word_offset(token, 0)
             umma.store_shared_word(tile, offset, Uint32(0), always)  # the mistake: too early
-        super().epilogue(shared, mailbox, mc, slot, batch)
+        super().epilogue(shared, mailbox, mc, slot, batch, state)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,93 @@
+"""Engines that say when they do what: the steps of a kernel as IKET events.
+
+IKET (In-Kernel Event Tracing, part of CuTe DSL) compiles an event to a ``pmevent`` instruction and patches the loaded
+code so that every warp that reaches it writes the time, ``%globaltimer``, in steps of 32 ns.
+
+    engine = OprojProducerEvents.recommended(1536, 8)     # the same engine, with events
+    build_producer(engine, ...)                           # another class: another entry in the program cache
+
+Events are wrapped around the steps from outside, by a subclass. An engine without them is not touched: its PTX is the
+same, byte for byte, as if this module did not exist.
+
+An event is the start of a step; the step lasts until the warp's next event. Names are those of the functions that the
+virtual GPU's timeline attributes instructions to, and of what it says a warp waits for:
+
+    event             the warp ...
+    load_weight       starts the loads of its weights
+    previous kernel   has issued them, and waits at griddepcontrol.wait
+    route             may go on: finds the mailbox, and on the register path issues the loads of x
+    receive_x         copies x to shared memory, waits for it and for the other warps (shared path)
+    multiply          issues MMAs: each waits for its weights, which may still be on their way
+    store_partials    stores the sums of its K part, which waits for the last MMA
+    CTA barrier       waits for the partial sums of all warps
+    publish           adds the K parts, rounds and sends
+    end               has issued its last store
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass import Int32, Int64
+from cutlass.cute.experimental import iket
+
+from oproj_lib.kernels.producer import OprojProducer
+
+STEPS = (
+    "load_weight",
+    "previous kernel",
+    "route",
+    "receive_x",
+    "multiply",
+    "store_partials",
+    "CTA barrier",
+    "publish",
+)
+"""Names of the events that start a step, in the order of a kernel with one token tile."""
+END = "end"
+"""The event after the last step."""
+
+
+class StepEvents:
+    """To mix into an engine that has OprojProducer's steps, before it: every step starts with an event."""
+
+    compiler_options = "enable-iket=true"
+    """What CuTe DSL needs to be told; without it, it drops the events."""
+
+    def load_weight(self, *arguments: Any) -> Any:
+        iket.mark("load_weight")
+        return super().load_weight(*arguments)  # type: ignore[misc]
+
+    def compute(self, *arguments: Any, **options: Any) -> None:
+        iket.mark("previous kernel")
+        super().compute(*arguments, **options)  # type: ignore[misc]
+        iket.mark(END)
+
+    def route(self, *arguments: Any) -> tuple[Int64, Int32, Any]:
+        iket.mark("route")
+        found: tuple[Int64, Int32, Any] = super().route(*arguments)  # type: ignore[misc]
+        return found
+
+    def receive_x(self, *arguments: Any) -> None:
+        iket.mark("receive_x")
+        super().receive_x(*arguments)  # type: ignore[misc]
+
+    def multiply(self, *arguments: Any) -> Any:
+        iket.mark("multiply")
+        return super().multiply(*arguments)  # type: ignore[misc]
+
+    def store_partials(self, *arguments: Any) -> None:
+        iket.mark("store_partials")
+        super().store_partials(*arguments)  # type: ignore[misc]
+
+    def publish_all(self, *arguments: Any) -> None:
+        iket.mark("CTA barrier")
+        super().publish_all(*arguments)  # type: ignore[misc]
+
+    def publish(self, *arguments: Any) -> None:
+        iket.mark("publish")
+        super().publish(*arguments)  # type: ignore[misc]
+
+
+class OprojProducerEvents(StepEvents, OprojProducer):
+    """OprojProducer with an event at the start of every step."""
