@@ -11,7 +11,7 @@ INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab book pictures lint test test-all format clean
+.PHONY: help demo lab book pictures lint test test-all test-gpu format clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,10 +32,13 @@ lint: $(VENV)/.ready-test  ## format, lint, types, notebooks without outputs; ch
 	find notebooks -name '*.ipynb' -not -path '*/.*' -print0 | xargs -0 -r $(BIN)/nbstripout --keep-id --verify
 
 test: lint  ## lint, then the suite; a skipped test is a failure
-	$(BIN)/python -m pytest --no-skips -n $(WORKERS) --dist loadgroup -m "not exhaustive"
+	$(BIN)/python -m pytest --no-skips -n $(WORKERS) --dist loadgroup -m "not exhaustive and not gpu"
 
 test-all: lint  ## the same over every configuration (an hour or more)
-	$(BIN)/python -m pytest --no-skips -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest --no-skips -n $(WORKERS) --dist loadgroup -m "not gpu"
+
+test-gpu: $(VENV)/.ready-test  ## the tests that need a Hopper GPU, and nothing else
+	$(BIN)/python -m pytest --no-skips -m gpu
 
 pictures: $(VENV)/.ready-notebooks  ## draw the README's picture again
 	@$(BIN)/python -m oproj_lib.figures

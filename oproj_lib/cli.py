@@ -1,4 +1,4 @@
-"""The command line: `python -m oproj_lib doctor | run | ptx | bench | demo | book`.
+"""The command line: `python -m oproj_lib doctor | run | ptx | build | check | bench | demo | book`.
 
 Exit codes: 0 all right; 1 something was found or is out of tolerance; 2 the request itself makes no sense.
 """
@@ -8,10 +8,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+
+from oproj_lib.cli_hardware import (
+    add_bench_options,
+    add_build_command,
+    add_check_command,
+    bench_on_cuda,
+    check_bench_options,
+)
+from oproj_lib.devices import CudaError
 
 NOTEBOOKS = Path("notebooks")
 DEMO_NOTEBOOK = "00_start_here.ipynb"
@@ -23,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         code: int = arguments.command(arguments)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, CudaError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
     return code
@@ -52,7 +62,14 @@ def parser() -> argparse.ArgumentParser:
     add_ptx_options(ptx)
     ptx.set_defaults(command=ptx_command)
 
-    bench = commands.add_parser("bench", help="how fast the virtual GPU is on this machine")
+    add_build_command(commands)
+    add_check_command(commands)
+
+    bench = commands.add_parser(
+        "bench",
+        help="how fast the virtual GPU is on this machine, or with --device cuda the kernels on a GPU",
+    )
+    add_bench_options(bench)
     bench.add_argument(
         "--ranks", type=int, default=8, help="tensor-parallel ranks, 8 or 16 (default 8: K = 1536)"
     )
@@ -79,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_run_options(run: argparse.ArgumentParser) -> None:
-    run.add_argument("-e", "--engine", default="producer", help="producer or umma (default producer)")
+    run.add_argument("-e", "--engine", default="producer", help="producer, umma or wgmma (default producer)")
     run.add_argument("-d", "--device", default="auto", help="auto, vgpu or cuda (default auto)")
     run.add_argument("-t", "--target", help="sm_90a or sm_100a (default sm_90a; sm_100a for umma)")
     run.add_argument(
@@ -99,8 +116,10 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--group-tiles", type=int, help="8-token tiles per ring group, 0 for no ring (default: recommended)"
     )
-    run.add_argument("--budget", type=int, help="umma: bytes of the ring (default: the engine's)")
-    run.add_argument("--transport", default="multicast", help="multicast or unicast (default multicast)")
+    run.add_argument("--budget", type=int, help="umma, wgmma: bytes of the ring (default: the engine's)")
+    run.add_argument(
+        "--transport", help="multicast or unicast (default: multicast on the virtual GPU, unicast on a GPU)"
+    )
     run.add_argument("-s", "--seed", type=int, default=0, help="seed of the inputs (default 0)")
     run.add_argument(
         "--inputs", default="random", help="kind of inputs: random, negative_zero, nan, ... (default random)"
@@ -134,26 +153,29 @@ def doctor_command(arguments: argparse.Namespace) -> int:
 
 
 PRODUCER_OPTIONS = ("rows", "staged_blocks", "group_tiles")
-UMMA_OPTIONS = ("budget",)
+RING_OPTIONS = ("budget",)
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    from oproj_lib.run import ENGINES, run_producer, run_umma
+    from oproj_lib.run import ENGINES, run_producer, run_umma, run_wgmma
 
     if arguments.engine not in ENGINES:
         raise ValueError(f"engine = {arguments.engine!r} is unknown; choose one of {', '.join(ENGINES)}")
-    umma = arguments.engine == "umma"
-    own, foreign = (UMMA_OPTIONS, PRODUCER_OPTIONS) if umma else (PRODUCER_OPTIONS, UMMA_OPTIONS)
+    ring = arguments.engine != "producer"
+    own, foreign = (RING_OPTIONS, PRODUCER_OPTIONS) if ring else (PRODUCER_OPTIONS, RING_OPTIONS)
     for option in foreign:
         if getattr(arguments, option) is not None:
             names = ", ".join("--" + name.replace("_", "-") for name in own)
             flag = "--" + option.replace("_", "-")
             raise ValueError(f"{flag} does not belong to engine {arguments.engine}; it has {names}")
     settings = {name: getattr(arguments, name) for name in own}
-    settings["target"] = arguments.target or ("sm_100a" if umma else "sm_90a")
+    settings["target"] = arguments.target or ("sm_100a" if arguments.engine == "umma" else "sm_90a")
     for name in ("ranks", "batch", "device", "transport", "seed", "inputs", "exact", "checks"):
         settings[name] = getattr(arguments, name)
-    result = (run_umma if umma else run_producer)(**settings, schedule=as_schedule(arguments.schedule))
+    run: dict[str, Callable[..., Any]] = {
+        "producer": run_producer, "umma": run_umma, "wgmma": run_wgmma
+    }  # fmt: skip
+    result = run[arguments.engine](**settings, schedule=as_schedule(arguments.schedule))
     if arguments.json:
         print(json.dumps(result.as_dict()))
     else:
@@ -167,6 +189,9 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def bench_command(arguments: argparse.Namespace) -> int:
+    check_bench_options(arguments)
+    if arguments.device == "cuda":
+        return bench_on_cuda(arguments)
     from oproj_lib.bench.vgpu import measure
     from oproj_lib.tables import bench_table
 

@@ -14,7 +14,7 @@ import platform
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,11 @@ CAPABILITY = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
 """Compute capability that a target needs. The "a" means architecture-specific: no other capability, not even
 a higher one, runs that code (PTX ISA, directive .target)."""
 
-ENGINES = {"producer": ("sm_90a", "sm_100a"), "umma": ("sm_100a",)}
+ENGINES = {"producer": ("sm_90a", "sm_100a"), "umma": ("sm_100a",), "wgmma": ("sm_90a",)}
 """Engines and the targets that they are built for."""
 
-LAUNCHERS = ("vgpu",)
-"""Devices that this version launches on: the virtual GPU. A launcher for real GPUs will add "cuda"."""
+LAUNCHERS = ("vgpu", "cuda")
+"""Devices that this version launches on: the virtual GPU and real ones."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,15 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Cuda:
-    """What the CUDA driver says: its version, such as "13.0", and GPUs; or why there are none."""
+    """What the CUDA driver says: its version, such as "13.0", and GPUs; or why there are none.
+
+    launch_problem: what keeps this Python from launching on them.
+    """
 
     driver: str | None
     gpus: tuple[Gpu, ...]
     problem: str | None
+    launch_problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def examine() -> Machine:
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         python=platform.python_version(),
         executable=sys.executable,
-        packages={name: _version(name) for name in PACKAGES},
+        packages={name: version(name) for name in PACKAGES},
         nvdisasm=_nvdisasm(),
         cuda=cuda,
         placements=placements(cuda),
@@ -129,8 +133,8 @@ def placements(cuda: Cuda, launchers: Sequence[str] = LAUNCHERS) -> tuple[Placem
 def _place(target: str, cuda: Cuda, launchers: Sequence[str]) -> tuple[str, str]:
     if "cuda" not in launchers:
         return "vgpu", "this version launches on the virtual GPU only"
-    if cuda.problem:
-        return "vgpu", cuda.problem
+    if problem := cuda.problem or cuda.launch_problem:
+        return "vgpu", problem
     wanted = CAPABILITY[target]
     for gpu in cuda.gpus:
         if gpu.capability == wanted:
@@ -143,7 +147,7 @@ def _dotted(capability: tuple[int, int]) -> str:
     return f"{capability[0]}.{capability[1]}"
 
 
-def _version(name: str) -> str | None:
+def version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -175,9 +179,21 @@ def find_cuda() -> Cuda:
     from cuda.pathfinder import DynamicLibNotFoundError
 
     try:
-        return query(driver)
+        found = query(driver)
     except DynamicLibNotFoundError:
         return Cuda(None, (), "no CUDA driver")
+    return replace(found, launch_problem=torch_problem()) if found.gpus else found
+
+
+def torch_problem() -> str | None:
+    """Why this Python's torch cannot hold tensors on a GPU, or None."""
+    if importlib.util.find_spec("torch") is None:
+        return "launching on a GPU needs torch, which is not installed"
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    return f"launching on a GPU needs a torch that sees one, and torch {torch.__version__} does not"
 
 
 def query(driver: Any) -> Cuda:

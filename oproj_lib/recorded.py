@@ -10,6 +10,8 @@ from typing import Any
 
 from rich.table import Table
 
+from oproj_lib.bench.results import HardwareBench, read_bench
+
 DATA = Path(__file__).resolve().parent / "data"
 
 
@@ -51,6 +53,36 @@ def recorded_h200() -> Recorded:
     tables = ("kernel_us", "prototype_us", "exposed_us")
     plain = {name: value for name, value in data.items() if name not in tables}
     return Recorded(**plain, kernel_us=kernel, exposed=_exposed(data["exposed_us"]))
+
+
+def recorded_bench(path: Path | str = DATA / "bench_h200.json") -> HardwareBench:
+    """The recorded benchmark session; show its numbers with ``bench_tables(bench, recorded=True)``.
+
+    Raises FileNotFoundError where there is none, with the command that makes one.
+    """
+    if not Path(path).exists():
+        raise FileNotFoundError(
+            f"no recorded benchmark at {path}: `python -m oproj_lib bench --device cuda --out {path}` makes one"
+        )
+    return read_bench(path)
+
+
+def bench_statement(bench: HardwareBench, k: int, batch: int) -> str:
+    """One sentence for a reader: what a layer waits at (k, batch), for our best kernel and for torch.mm.
+
+    Raises ValueError where the session has no such size.
+    """
+    ours = [row for name in ("direct", "producer", "wgmma", "umma") if (row := bench.best(k, batch, name))]
+    blas = bench.best(k, batch, "torch.mm")
+    if not ours or blas is None:
+        raise ValueError(
+            f"K = {k}, M = {batch} was not recorded with torch.mm; M at this K: {bench.batches(k)}"
+        )
+    best = min(ours, key=lambda row: row.exposed.median_us)
+    return (
+        f"recorded on {bench.provenance.title}: at K = {k}, M = {batch} a layer waits {best.exposed.median_us:.2f} us "
+        f"for {best.title} and {blas.exposed.median_us:.2f} us for torch.mm"
+    )
 
 
 def _exposed(rows: list[dict[str, Any]]) -> dict[int, tuple[Exposed, ...]]:

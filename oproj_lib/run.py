@@ -4,28 +4,27 @@ here."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
 from oproj_lib import problem, vgpu
+from oproj_lib.delivery import SENTINEL, SLOT, SLOTS, Mailbox, judge
+from oproj_lib.delivery import delivery_findings as delivery_findings
 from oproj_lib.devices import choose_device
-from oproj_lib.kernels.producer import OprojProducer
-from oproj_lib.kernels.umma import OprojUmma
 from oproj_lib.problem import N, Problem
-from oproj_lib.program import Program, build_producer, build_umma, check_target
+from oproj_lib.program import Program, build_producer, build_umma, build_wgmma, check_target
 
-SENTINEL = np.uint32(0x80008000)
-"""The armed mailbox word, two BF16 -0.0 (KERNELS: "Lamport protocol"): no published word may contain a -0.0
-half."""
-SLOTS = 2
-"""Slots of the mailbox in a run: the kernel publishes into slot 1, and slot 0 must stay armed."""
-SLOT = 1
-ENGINES = ("producer", "umma")
+if TYPE_CHECKING:  # these need CuTe DSL; launching a saved program does not
+    from oproj_lib.devices import publishing as cuda_publishing
+    from oproj_lib.devices.cuda import Gpu
+    from oproj_lib.kernels.producer import OprojProducer
+
+ENGINES = ("producer", "umma", "wgmma")
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,8 @@ class RunResult:
     """One launch, checked.
 
     out is BF16 [batch, 7168] as published to rank 0's copy. seconds is the launch alone, without building,
-    decoding and checking. findings are one line each; the objects of the virtual GPU are in `report`.
+    decoding and checking; on a GPU by the host's clock, so it says little about the kernel. findings are one
+    line each; the objects of the virtual GPU are in `report`.
     """
 
     engine: str
@@ -55,7 +55,17 @@ class RunResult:
     findings: tuple[str, ...]
     out: np.ndarray = field(repr=False)
     program: Program = field(repr=False)
-    report: vgpu.Report = field(repr=False)
+    vgpu_report: vgpu.Report | None = field(repr=False)
+
+    @property
+    def report(self) -> vgpu.Report:
+        """Counters and findings of the virtual GPU. Raises ValueError for a run on hardware, which has none."""
+        if self.vgpu_report is None:
+            raise ValueError(
+                "a run on hardware has no report: counters, traces and findings come from the virtual GPU; run "
+                "with device = 'vgpu'"
+            )
+        return self.vgpu_report
 
     @property
     def ok(self) -> bool:
@@ -74,12 +84,13 @@ class RunResult:
             "tolerance", "seconds", "build_seconds", "decode_seconds",
         )  # fmt: skip
         finite = self.error if np.isfinite(self.error) else None
+        counters = self.vgpu_report.counters if self.vgpu_report else None
         return {
             **{name: getattr(self, name) for name in plain},
             "error": finite,
             "ok": self.ok,
-            "thread_instructions": self.thread_instructions,
-            "counters": self.report.counters.totals(),
+            "thread_instructions": counters.thread_instructions if counters else None,
+            "counters": counters.totals() if counters else None,
             "findings": list(self.findings),
         }
 
@@ -98,6 +109,8 @@ def producer_for(
 
     Raises ValueError for a configuration that does not exist or does not fit the batch.
     """
+    from oproj_lib.kernels.producer import OprojProducer
+
     settings = OprojProducer.recommended(k, batch).settings()
     given = {"staged_blocks": staged_blocks, "rows": rows, "group_tiles": group_tiles}
     settings.update({name: value for name, value in given.items() if value is not None})
@@ -122,7 +135,7 @@ def run_producer(
     staged_blocks: int | None = None,
     rows: int | None = None,
     group_tiles: int | None = None,
-    transport: str = "multicast",
+    transport: str | None = None,
     policy: str = "latent",
     seed: int = 0,
     inputs: str = "random",
@@ -133,22 +146,24 @@ def run_producer(
     """Builds the producer, runs one rank's launch over the full grid, and checks what it published.
 
     transport "multicast" publishes through a multicast window over `ranks` mailboxes; "unicast" through a
-    table of their addresses. Raises ValueError for settings that do not exist (with the valid ones), before
-    anything is built.
+    table of their addresses; None is the first on the virtual GPU and the second on a GPU, whose mailboxes are
+    all its own. Raises ValueError for settings that do not exist (with the valid ones), before anything is
+    built.
     """
     shape = Problem(ranks, batch)
     check_target(target)
+    how = Conditions(device, target, seed, inputs, exact, checks, schedule)
+    where = how.place("producer", transport)
     producer = producer_for(
         shape.k,
         batch,
         staged_blocks=staged_blocks,
         rows=rows,
         group_tiles=group_tiles,
-        transport=transport_name(transport, ranks),
+        transport=transport_name(transport, ranks, where[0]),
         policy=policy,
     )
-    how = Conditions(device, target, seed, inputs, exact, checks, schedule)
-    return run_engine("producer", producer, partial(build_producer, producer), shape, how)
+    return run_engine("producer", producer, partial(build_producer, producer), shape, how, where)
 
 
 def run_umma(
@@ -158,7 +173,7 @@ def run_umma(
     target: str = "sm_100a",
     device: str = "auto",
     budget: int | None = None,
-    transport: str = "multicast",
+    transport: str | None = None,
     policy: str = "latent",
     seed: int = 0,
     inputs: str = "random",
@@ -170,13 +185,51 @@ def run_umma(
 
     Raises ValueError for settings that do not exist, and for a target without tcgen05.
     """
+    from oproj_lib.kernels.umma import OprojUmma
+
     shape = Problem(ranks, batch)
     check_target(target)
-    options: dict[str, Any] = {} if budget is None else {"budget": budget}
-    engine = OprojUmma(shape.k, **options, transport=transport_name(transport, ranks), policy=policy)
-    engine.plan(batch)
     how = Conditions(device, target, seed, inputs, exact, checks, schedule)
-    return run_engine("umma", engine, partial(build_umma, engine), shape, how)
+    where = how.place("umma", transport)
+    options: dict[str, Any] = {} if budget is None else {"budget": budget}
+    engine = OprojUmma(
+        shape.k, **options, transport=transport_name(transport, ranks, where[0]), policy=policy
+    )
+    engine.plan(batch)
+    return run_engine("umma", engine, partial(build_umma, engine), shape, how, where)
+
+
+def run_wgmma(
+    *,
+    ranks: int = 8,
+    batch: int = 16,
+    target: str = "sm_90a",
+    device: str = "auto",
+    budget: int | None = None,
+    transport: str | None = None,
+    policy: str = "latent",
+    seed: int = 0,
+    inputs: str = "random",
+    exact: bool = False,
+    checks: bool = False,
+    schedule: str | int = "program",
+) -> RunResult:
+    """`run_umma` for Hopper's wgmma engine.
+
+    Raises ValueError for settings that do not exist, and for a target without wgmma.
+    """
+    from oproj_lib.kernels.wgmma import OprojWgmma
+
+    shape = Problem(ranks, batch)
+    check_target(target)
+    how = Conditions(device, target, seed, inputs, exact, checks, schedule)
+    where = how.place("wgmma", transport)
+    options: dict[str, Any] = {} if budget is None else {"budget": budget}
+    engine = OprojWgmma(
+        shape.k, **options, transport=transport_name(transport, ranks, where[0]), policy=policy
+    )
+    engine.plan(batch)
+    return run_engine("wgmma", engine, partial(build_wgmma, engine), shape, how, where)
 
 
 @dataclass(frozen=True)
@@ -191,24 +244,48 @@ class Conditions:
     checks: bool
     schedule: str | int
 
+    def place(self, engine: str, transport: str | None) -> tuple[str, str]:
+        """("vgpu" or "cuda", why), given what only the virtual GPU can do. Raises DeviceError."""
+        vgpu_only = {
+            "checks = True: undefined data and races are tracked by the virtual GPU only": self.checks,
+            "exact = True chooses an arithmetic of the virtual GPU; hardware has its own": self.exact,
+            f"schedule = {self.schedule!r}: only the virtual GPU's order of warps can be chosen": self.schedule
+            != "program",
+            "transport = 'multicast' needs a multicast address over several GPUs": transport == "multicast",
+        }
+        wanted = tuple(why for why, asked in vgpu_only.items() if asked)
+        return choose_device(self.device, engine, self.target, vgpu_only=wanted)
 
-def transport_name(transport: str, ranks: int) -> str:
-    """ "unicast" means one store per rank of the run."""
-    return f"unicast:{ranks}" if transport == "unicast" else transport
+
+def transport_name(transport: str | None, ranks: int, device: str = "vgpu") -> str:
+    """ "unicast" means one store per rank of the run; None is the device's own."""
+    chosen = transport or ("unicast" if device == "cuda" else "multicast")
+    return f"unicast:{ranks}" if chosen == "unicast" else chosen
 
 
 def run_engine(
-    name: str, engine: OprojProducer, build: Callable[..., Program], shape: Problem, how: Conditions
+    name: str,
+    engine: OprojProducer,
+    build: Callable[..., Program],
+    shape: Problem,
+    how: Conditions,
+    where: tuple[str, str],
 ) -> RunResult:
-    """Builds, launches and judges one engine."""
-    chosen, reason = choose_device(how.device, name, how.target)
+    """Builds, launches and judges one engine. where: the device and the reason for it."""
+    chosen, reason = where
     start = time.perf_counter()
     program = build(target=how.target, batch=shape.batch, mailbox_slots=SLOTS, mailbox_tokens=shape.batch)
     build_seconds = time.perf_counter() - start
     x, weight = shape.inputs(how.seed, how.inputs)
-    mailboxes, report, decode_seconds = launch_on_vgpu(
-        program, x, weight, ranks=shape.ranks, exact=how.exact, checks=how.checks, schedule=how.schedule
-    )
+    mailboxes: Sequence[Mailbox]
+    report, decode_seconds = None, 0.0
+    if chosen == "cuda":
+        mailboxes, seconds = launch_on_cuda(program, x, weight)
+    else:
+        mailboxes, report, decode_seconds = launch_on_vgpu(
+            program, x, weight, ranks=shape.ranks, exact=how.exact, checks=how.checks, schedule=how.schedule
+        )
+        seconds = report.seconds
     error, findings = judge(mailboxes, x, weight, engine.policy)
     return RunResult(
         engine=name,
@@ -219,18 +296,18 @@ def run_engine(
         batch=shape.batch,
         k=shape.k,
         configuration={**engine.settings(), "transport": engine.transport.name, "policy": engine.policy},
-        arithmetic=report.arithmetic,
-        schedule=report.schedule,
+        arithmetic=report.arithmetic if report else "hardware",
+        schedule=report.schedule if report else "hardware",
         checks=how.checks,
         error=error,
         tolerance=problem.TOLERANCE,
-        seconds=report.seconds,
+        seconds=seconds,
         build_seconds=build_seconds,
         decode_seconds=decode_seconds,
-        findings=(*(one_line(finding) for finding in report.findings), *findings),
+        findings=(*(one_line(finding) for finding in (report.findings if report else ())), *findings),
         out=np.array(mailboxes[0].array[SLOT, : shape.batch]),
         program=program,
-        report=report,
+        vgpu_report=report,
     )
 
 
@@ -303,40 +380,18 @@ def launch_on_vgpu(
     return mailboxes, report, decode_seconds
 
 
-def judge(
-    mailboxes: list[vgpu.Buffer], x: np.ndarray, weight: np.ndarray, policy: str
-) -> tuple[float, list[str]]:
-    """(relative Frobenius error, findings): `delivery_findings`, and the result within tolerance of
-    float64."""
-    batch = x.shape[0]
-    findings = delivery_findings(mailboxes, batch)
-    verdict = problem.check(mailboxes[0].array[SLOT, :batch], x, weight, latent=policy == "latent")
-    findings += [f"wrong result: {reason}" for reason in verdict.reasons]
-    return verdict.measures.relative_frobenius, findings
+def launch_on_cuda(
+    program: Program, x: np.ndarray, weight: np.ndarray, *, gpu: Gpu | None = None
+) -> tuple[list[cuda_publishing.Mailbox], float]:
+    """Runs a program built for the unicast transport on a GPU, by default the first: (every rank's mailbox,
+    seconds by the host's clock).
 
+    Raises ValueError for a program of another target or transport, CudaError when the GPU refuses.
+    """
+    from oproj_lib.devices import cuda, publishing
 
-def delivery_findings(mailboxes: list[vgpu.Buffer], batch: int) -> list[str]:
-    """Whether every element of the slot was published, nothing else was touched, and all ranks hold the
-    same."""
-    findings = []
-    first = mailboxes[0].array.view(np.uint16)
-    for mailbox in mailboxes:
-        if mailbox.written is None:
-            raise ValueError(
-                f"{mailbox.name} was not made with VirtualGPU.empty: what was written is unknown"
-            )
-        written = np.asarray(mailbox.written.reshape(*mailbox.array.shape, 2).all(axis=3))
-        missing = ~written[SLOT, :batch]
-        if missing.any():
-            token, column = np.argwhere(missing)[0]
-            findings.append(
-                f"unwritten output: {mailbox.name}: {int(missing.sum())} "
-                f"elements never published, first token {token} column {column}"
-            )
-        if written[:SLOT].any() or written[SLOT, batch:].any():
-            findings.append(
-                f"stray write: {mailbox.name}: the kernel wrote outside slot {SLOT}, tokens 0..{batch - 1}"
-            )
-        if not np.array_equal(mailbox.array.view(np.uint16), first):
-            findings.append(f"ranks differ: {mailbox.name} does not hold what rank 0's holds")
-    return findings
+    publisher = publishing.Publisher(program, gpu or cuda.Gpu())
+    device = publisher.gpu.tensors
+    mailboxes, seconds = publisher.run(publishing.upload(x, device), publishing.upload(weight, device), SLOT)
+    publisher.close()
+    return mailboxes, seconds

@@ -18,6 +18,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked gpu run where an engine's target finds its GPU, and say otherwise what is missing."""
+    if item.get_closest_marker("gpu"):
+        from oproj_lib.devices import choose_device
+
+        device, why = choose_device("auto", "producer", "sm_90a")
+        if device != "cuda":
+            pytest.skip(f"needs a GPU: {why}")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]

@@ -6,35 +6,52 @@ from __future__ import annotations
 from oproj_lib.figures.banks import bank_map, padding_sweep, wavefront_bars
 from oproj_lib.figures.errors import rounding_staircase
 from oproj_lib.figures.fragments import k_permutation, lane_loads, operand_maps
+from oproj_lib.figures.measured import bandwidth, exposed, latency, measured_roofline
+from oproj_lib.figures.numbers import bf16_rounding, rank_errors, rounding_by_size
 from oproj_lib.figures.overview import work_split
 from oproj_lib.figures.roofline import exposed_times, roofline_plot, time_floors
+from oproj_lib.figures.steps import modelled_and_recorded
 from oproj_lib.figures.stream import instruction_stream
 from oproj_lib.figures.style import Picture
+from oproj_lib.figures.sums import alignment, order_histogram, sum_tree
 from oproj_lib.figures.swizzle import descriptor_bits, swizzle_atom, wrong_products
 from oproj_lib.figures.timeline import exposed_by_stages, gantt, phase_diagram, ring_occupancy
 from oproj_lib.figures.tmem import accumulator_map, allocation_strip, reach_map
+from oproj_lib.figures.wgmma import warpgroup_fragment
 
 __all__ = [
     "Picture",
     "accumulator_map",
+    "alignment",
     "allocation_strip",
+    "bandwidth",
     "bank_map",
+    "bf16_rounding",
     "descriptor_bits",
+    "exposed",
     "exposed_by_stages",
     "exposed_times",
     "gantt",
     "instruction_stream",
     "k_permutation",
     "lane_loads",
+    "latency",
+    "measured_roofline",
+    "modelled_and_recorded",
     "operand_maps",
+    "order_histogram",
     "padding_sweep",
     "phase_diagram",
+    "rank_errors",
     "reach_map",
     "ring_occupancy",
     "roofline_plot",
+    "rounding_by_size",
     "rounding_staircase",
+    "sum_tree",
     "swizzle_atom",
     "time_floors",
+    "warpgroup_fragment",
     "wavefront_bars",
     "work_split",
     "wrong_products",

@@ -29,7 +29,9 @@ from oproj_lib.timeline import (
     FLIGHT,
     FULL,
     LOADING,
+    MODELLED_NS,
     READ,
+    RECORDED_NS,
     RUN,
     STALL,
     WAIT,
@@ -49,7 +51,9 @@ STAGE_COLOURS = (*PARTS, YELLOW, BLUE)
 
 def honest(timeline: Timeline) -> str:
     """What a reader must know about the time axis."""
-    return "modelled, not measured" if timeline.clock == CYCLES else "order only: no times"
+    if timeline.clock == RECORDED_NS:
+        return "recorded on hardware"
+    return "modelled, not measured" if timeline.clock in (CYCLES, MODELLED_NS) else "order only: no times"
 
 
 def gantt(timeline: Timeline, *, start: float = 0.0, end: float | None = None, title: str = "") -> Picture:
