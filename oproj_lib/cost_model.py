@@ -35,7 +35,11 @@ class CostModel:
     hbm_load: float = _constant(700, "cycles", "published values spread from 480 to 1000; a cold load")
     hbm_rate: float = _constant(21, "bytes/cycle", "4.26 TB/s of a copy on an H200 / 112 CTAs / 1.755 GHz")
     l2_rate: float = _constant(32, "bytes/cycle", "half of the 64 an SM can take; all CTAs read the same x")
-    mma_sync: float = _constant(33, "cycles", "m16n8k16 to its result, published for Hopper; rounded up")
+    mma_sync: float = _constant(
+        33,
+        "cycles",
+        "m16n8k16 to its result, published for Hopper, rounded up; wgmma: the same, an assumption",
+    )
     mma_sync_rate: float = _constant(
         512, "MACs/cycle", "per sub-partition: 990 TFLOP/s / 2 / 132 SMs / 4 / 1.83 GHz, H100"
     )
@@ -43,7 +47,7 @@ class CostModel:
         4096, "MACs/cycle", "per SM at M = 128: 2.25 PFLOP/s / 2 / 148 SMs / 1.85 GHz, B200; half at M = 64"
     )
     tensor_operands: float = _constant(
-        128, "bytes/cycle", "operands of tcgen05.mma from shared memory: what bounds small N"
+        128, "bytes/cycle", "operands of tcgen05.mma and wgmma from shared memory: what bounds small N"
     )
     tensor_issue: float = _constant(30, "cycles", "from issuing a tcgen05.mma to its start; an assumption")
     tensor_result: float = _constant(
@@ -84,6 +88,14 @@ class CostModel:
         """
         rate = self.tensor_macs * min(m, 128) / 128
         return max(m * n * k / rate, (m + n) * k * 2 / self.tensor_operands)
+
+    def wgmma_occupancy(self, n: int) -> float:
+        """Cycles for which one wgmma m64nNk16 of BF16 occupies the tensor core of each sub-partition, which
+        multiplies its warp's 16 rows.
+
+        The larger of its arithmetic and the reads of both operands, [64, 16] and [n, 16], by the SM.
+        """
+        return max(16 * n * 16 / self.mma_sync_rate, (64 + n) * 16 * 2 / self.tensor_operands)
 
     def mma_sync_occupancy(self) -> float:
         """Cycles for which one m16n8k16 occupies its sub-partition's tensor core."""

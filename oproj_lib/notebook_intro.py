@@ -9,16 +9,20 @@ ARCHITECTURES = {"sm_90a": "Hopper", "sm_100a": "Blackwell"}
 DEVICES = {"vgpu": "the virtual GPU", "cuda": "a GPU of this machine"}
 
 
-def announce(device: str, target: str, *, needs_gpu: str = "") -> str:
+ON_VGPU = "this notebook shows counters, checks or traces, which only the virtual GPU has"
+
+
+def announce(device: str, target: str, *, needs_gpu: str = "", on_gpu: bool = False) -> str:
     """Print where this notebook runs and what it skips there; returns "vgpu" or "cuda".
 
-    needs_gpu: what only a GPU could show.
+    needs_gpu: what only a GPU could show. on_gpu: the notebook can run its kernels on a GPU; if not, "auto" is
+    the virtual GPU on every machine.
 
     Raises:
         ValueError: for an unknown target or device, or a device that cannot run it.
     """
     check_target(target)
-    chosen, why = choose_device(device, "producer", target)
+    chosen, why = choose_device(device, "producer", target, vgpu_only=() if on_gpu else (ON_VGPU,))
     print(f"device:  {DEVICES[chosen]} ({why})")
     print(f"target:  {target} ({ARCHITECTURES[target]})")
     if chosen == "vgpu":

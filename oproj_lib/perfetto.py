@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from oproj_lib.timeline import CYCLES, Interval, Timeline, pack
+from oproj_lib.timeline import CYCLES, RECORDED_NS, Interval, Timeline, pack
 
 FIRST_ASYNCHRONOUS = 1000
 """Thread id of the first lane that is no warp; warps have their own number."""
@@ -32,7 +32,8 @@ def chrome_trace(timelines: Sequence[Timeline]) -> dict[str, Any]:
     for timeline in timelines:
         events += _process(timeline)
     clock = clocks.pop() if clocks else CYCLES
-    note = f"{clock}: 1 us here is one of them; modelled or ordered, never measured"
+    kind = "recorded" if clock == RECORDED_NS else "modelled or ordered, never measured"
+    note = f"{clock}: 1 us here is one of them; {kind}"
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"clock": note}}
 
 

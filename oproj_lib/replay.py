@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -97,6 +98,14 @@ def modelled(
 def _lane(step: Step) -> str:
     opcode = step.op.instruction.opcode
     return "copies" if opcode.startswith("cp") else (TENSOR_CORE if ".mma" in opcode else "commits")
+
+
+def warpgroup_n(op: Op) -> int:
+    """N of a wgmma m64nNk16, from its name. Raises ValueError for another instruction."""
+    match = re.search(r"\.m64n(\d+)k16\.", op.instruction.opcode)
+    if match is None:
+        raise ValueError(f"{op.instruction.opcode} is no wgmma of shape m64nNk16")
+    return int(match[1])
 
 
 def tensor_shape(op: Op) -> tuple[int, int, int]:
@@ -205,6 +214,8 @@ class _Warp:
     open_group: float = 0.0
     tensor_loads: float = 0.0
     mmas_done: float = 0.0
+    multiplies: list[float] = field(default_factory=list)  # committed groups of wgmmas: when they are done
+    open_multiplies: float = 0.0
     after_wait: bool = False
     waiting_since: float = -1.0
 
@@ -334,6 +345,10 @@ class _Replay:
             done = self.group_done(state, step)
             if done > now:
                 return done, "copies", True
+        if opcode.startswith("wgmma.wait_group"):
+            done = self.newest_left_out(state.multiplies, step)
+            if done > now:
+                return done, "multiplications", True
         if opcode.startswith("tcgen05.wait::ld") and state.tensor_loads > now:
             return state.tensor_loads, "tensor memory", True
         late = max((state.ready.get(row, (0.0, "")) for row in step.op.reads), default=(0.0, ""))
@@ -341,11 +356,16 @@ class _Replay:
         return *max(late, guard), False
 
     def group_done(self, state: _Warp, step: Step) -> float:
-        operands = step.op.instruction.operands
         if "wait_all" in step.op.instruction.opcode:
             return state.copies_done
+        return self.newest_left_out(state.groups, step)
+
+    @staticmethod
+    def newest_left_out(groups: list[float], step: Step) -> float:
+        """When all groups but the newest N are done, N being the operand of a wait for groups."""
+        operands = step.op.instruction.operands
         left = int(operands[0].value) if isinstance(operands[0], Imm) else 0
-        return max(state.groups[: len(state.groups) - left], default=0.0)
+        return max(groups[: max(0, len(groups) - left)], default=0.0)
 
     # What instructions cost, and what they start
 
@@ -375,6 +395,11 @@ class _Replay:
             latency = self.multiply_sync(now, warp)
         elif kind == "matrix" and opcode.startswith("tcgen05.mma"):
             self.multiply_async(now, state, step)
+        elif kind == "matrix" and opcode.startswith("wgmma.mma_async"):
+            self.multiply_warpgroup(now, warp, state, step)
+        elif opcode.startswith("wgmma.commit_group"):
+            state.multiplies.append(state.open_multiplies)
+            state.open_multiplies = 0.0
         elif opcode.startswith(("cp.async.commit_group", "cp.async.wait_all")):
             state.groups.append(state.open_group)
             state.open_group = 0.0
@@ -427,6 +452,15 @@ class _Replay:
         self.tensor_free = begin + self.model.tensor_mma(*tensor_shape(step.op))
         state.mmas_done = self.tensor_free
         self.book.flight(TENSOR_CORE, step, begin, self.tensor_free, step.about, 0)
+
+    def multiply_warpgroup(self, now: float, warp: int, state: _Warp, step: Step) -> None:
+        """wgmma: a warp's 16 rows, on the tensor core of its sub-partition, one after another."""
+        partition = self.partition(warp)
+        begin = max(now, self.sync_mma.get(partition, 0.0))
+        end = begin + self.model.wgmma_occupancy(warpgroup_n(step.op))
+        self.sync_mma[partition] = end
+        state.open_multiplies = max(state.open_multiplies, end, begin + self.model.mma_sync)
+        self.book.flight(f"{TENSOR_CORE} {partition}", step, begin, end, step.about, 0)
 
     def start(self, now: float, warp: int, state: _Warp, step: Step) -> None:
         """Work that arrives at barriers: after the warp's copies, or after its MMAs."""

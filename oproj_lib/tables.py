@@ -43,9 +43,16 @@ def result_rows(results: Sequence[RunResult]) -> list[tuple[str, list[str]]]:
         ring = settings["group_tiles"]
         return f"ring of 2 x {ring} tiles" if ring else ("registers" if result.k == 768 else "shared memory")
 
-    def instructions(result: RunResult) -> str:
-        counters = result.report.counters
-        return f"{counters.tensor_instructions or counters.matrix_instructions:,}"
+    def counted(result: RunResult, names: Sequence[str]) -> str:
+        """The first of these counters that is not 0; hardware counts nothing here."""
+        if result.vgpu_report is None:
+            return "–"
+        return f"{next(filter(None, (getattr(result.report.counters, name) for name in names)), 0):,}"
+
+    def checked(result: RunResult) -> str:
+        if result.vgpu_report is None:
+            return "delivery, float64"
+        return "all" if result.checks else "bounds, alignment, deadlock"
 
     columns = [
         (
@@ -57,14 +64,14 @@ def result_rows(results: Sequence[RunResult]) -> list[tuple[str, list[str]]]:
             ("staged blocks, rows", blocks_and_rows(result)),
             ("x path", x_path(result)),
             ("transport", str(result.configuration["transport"])),
-            ("arithmetic", "exact" if result.arithmetic == "exact" else "FP32"),
+            ("arithmetic", {"exact": "exact", "hardware": "hardware"}.get(result.arithmetic, "FP32")),
             ("error", f"{result.error:.3e}"),
             ("limit", f"{result.tolerance:.1e}"),
-            ("thread-instructions", f"{result.thread_instructions:,}"),
-            ("matrix instructions", instructions(result)),
-            ("bank conflicts", f"{result.report.counters.bank_conflicts:,}"),
-            ("seconds per launch", f"{result.seconds:.2f}"),
-            ("checks", "all" if result.checks else "bounds, alignment, deadlock"),
+            ("thread-instructions", counted(result, ["thread_instructions"])),
+            ("matrix instructions", counted(result, ["tensor_instructions", "matrix_instructions"])),
+            ("bank conflicts", counted(result, ["bank_conflicts"])),
+            ("seconds per launch", f"{result.seconds:.2f}" if result.vgpu_report else "not timed"),
+            ("checks", checked(result)),
             ("findings", str(len(result.findings)) if result.findings else "none"),
         )
         for result in results

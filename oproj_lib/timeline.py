@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from oproj_lib.layouts import ring
@@ -21,6 +21,8 @@ from oproj_lib.vgpu.trace import Trace
 ASYNCHRONOUS = -1
 """The warp of what runs beside the warps."""
 STEPS, CYCLES = "logical steps", "modelled cycles"
+MODELLED_NS, RECORDED_NS = "modelled ns", "ns, recorded on hardware"
+"""Clocks: what one unit of a timeline's start and end is, and where it comes from."""
 RUN, WAIT, STALL, FLIGHT = "run", "wait", "stall", "in flight"
 """Kinds: a warp issues instructions, waits for a barrier or a group, waits for data; work beside the warps."""
 PREVIOUS = "previous kernel"
@@ -145,6 +147,16 @@ class Timeline:
         chosen = [i for i in self.intervals if i.lane == lane and kind in (None, i.kind)]
         return tuple(sorted(chosen, key=lambda i: (i.start, i.end)))
 
+    def only(self, *lanes: str) -> Timeline:
+        """The same timeline with some lanes: enough where many do the same.
+
+        Raises ValueError for a lane that it does not have.
+        """
+        unknown = [lane for lane in lanes if lane not in self.lanes]
+        if unknown:
+            raise ValueError(f"lane {unknown[0]!r}: choose from {', '.join(self.lanes)}")
+        return replace(self, intervals=tuple(i for i in self.intervals if i.lane in lanes))
+
     def to_rows(self) -> list[dict[str, Any]]:
         """One dict per interval: ``pandas.DataFrame(timeline.to_rows())``."""
         names = [item.name for item in fields(Interval)]
@@ -200,14 +212,28 @@ def producer_legend(warps: int = 16) -> Legend:
 
 
 def umma_legend(trace: Trace, stages: int) -> Legend:
-    """OprojUmma with this number of stages: the barrier area follows ``layouts.ring``.
+    """OprojUmma with this number of stages. Raises ValueError as ``ring_barriers``."""
+    accumulator = {ring.accumulator_barrier(stages): BarrierName("accumulator")}
+    barriers = ring_barriers(trace, stages, accumulator)
+    barriers["barrier 2"] = BarrierName("tensor memory read")
+    return Legend({**dict.fromkeys(range(4), "loader"), 4: "MMA"}, barriers)
 
-    Raises ValueError when the trace's mbarriers cannot be those of a ring of `stages` stages.
+
+def wgmma_legend(trace: Trace, stages: int) -> Legend:
+    """OprojWgmma with this number of stages. Raises ValueError as ``ring_barriers``."""
+    roles = {**dict.fromkeys(range(4), "loader"), **dict.fromkeys(range(4, 8), "multiplier")}
+    return Legend(roles, ring_barriers(trace, stages, {}))
+
+
+def ring_barriers(trace: Trace, stages: int, others: Mapping[int, BarrierName]) -> dict[str, BarrierName]:
+    """Names of the barriers of an engine with a ring; the barrier area follows ``layouts.ring``.
+
+    others: mbarriers that do not belong to a slot, by offset in the barrier area. Raises ValueError when the
+    trace's mbarriers cannot be those of a ring of `stages` stages.
     """
     base = mbarrier_base(trace)
-    names = {"barrier 0": BarrierName("CTA barrier"), "barrier 1": BarrierName("epilogue barrier"),
-             "barrier 2": BarrierName("tensor memory read")}  # fmt: skip
-    known = {f"mbarrier@{base + ring.accumulator_barrier(stages)}": BarrierName("accumulator")}
+    names = {"barrier 0": BarrierName("CTA barrier"), "barrier 1": BarrierName("epilogue barrier")}
+    known = {f"mbarrier@{base + offset}": name for offset, name in others.items()}
     for slot in range(stages):
         known[f"mbarrier@{base + ring.full_barrier(slot)}"] = BarrierName("full", slot)
         known[f"mbarrier@{base + ring.empty_barrier(slot, stages)}"] = BarrierName("empty", slot)
@@ -217,7 +243,7 @@ def umma_legend(trace: Trace, stages: int) -> Legend:
             f"a ring of {stages} stages from byte {base} on has {len(known)} mbarriers; the trace also has "
             f"{', '.join(sorted(used - set(known)))}: choose the stages that the kernel was built with"
         )
-    return Legend({**dict.fromkeys(range(4), "loader"), 4: "MMA"}, {**names, **known})
+    return {**names, **known}
 
 
 def mbarrier_base(trace: Trace) -> int:
@@ -229,7 +255,7 @@ def mbarrier_base(trace: Trace) -> int:
         int(match[1]) for event in trace.events if (match := re.fullmatch(r"mbarrier@(\d+)", event.barrier))
     }
     if not found:
-        raise ValueError("this trace has no mbarriers: it is not one of OprojUmma")
+        raise ValueError("this trace has no mbarriers: it is not one of an engine with a ring")
     return min(found)
 
 
@@ -250,15 +276,16 @@ class SlotState:
 LOADING, FULL, READ = "loading", "full", "being read"
 
 
-def umma_ring(timeline: Timeline, stages: int) -> tuple[SlotState, ...]:
+def ring_slots(timeline: Timeline, stages: int) -> tuple[SlotState, ...]:
     """Slot by slot: from the first copy to the full barrier, to the first MMA, to the end of the last one."""
+    cores = [lane for lane in timeline.lanes if lane.startswith("tensor core")]
     complete = {
         (p.stage, p.number): p.end for p in timeline.phases if p.barrier.startswith("full") and p.completed
     }
     states: list[SlotState] = []
     for (slot, number), ready in sorted(complete.items()):
         copies = _matching(timeline, "copies", slot, number)
-        mmas = _matching(timeline, "tensor core", slot, number)
+        mmas = [mma for core in cores for mma in _matching(timeline, core, slot, number)]
         marks = [min((i.start for i in copies), default=ready), ready]
         if mmas:
             marks += [min(i.start for i in mmas), max(i.end for i in mmas)]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from rich.table import Table
 
 from oproj_lib.cost_model import CostModel
-from oproj_lib.lessons.umma_mistakes import MistakeReport
+from oproj_lib.lessons.mistakes import MistakeReport
 from oproj_lib.timeline import Timeline
 
 

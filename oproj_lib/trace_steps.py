@@ -82,7 +82,9 @@ def family(op: Op) -> str:
         if parts[1].startswith("fence"):
             return "synchronisation"
         return "matrix" if parts[1] in ("mma", "commit") else "tensor memory"
-    if head in ("mma", "wgmma"):
+    if head == "wgmma":
+        return "matrix" if parts[1] in ("mma_async", "commit_group") else "synchronisation"
+    if head == "mma":
         return "matrix"
     if head in _SYNCHRONISATION:
         return "synchronisation"

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from oproj_lib import vgpu
 from oproj_lib.cost_model import CostModel
 from oproj_lib.kernels.producer import OprojProducer
+from oproj_lib.kernels.ring_engine import RingEngine
 from oproj_lib.kernels.umma import OprojUmma
+from oproj_lib.kernels.wgmma import OprojWgmma
 from oproj_lib.layouts import ring
 from oproj_lib.problem import HIDDEN_K, Problem
-from oproj_lib.program import Program, build_producer, build_umma
+from oproj_lib.program import Program, build_producer, build_umma, build_wgmma
 from oproj_lib.replay import logical, modelled
 from oproj_lib.run import SLOTS, launch_on_vgpu
-from oproj_lib.timeline import Legend, Timeline, producer_legend, umma_legend
+from oproj_lib.timeline import Legend, Timeline, producer_legend, umma_legend, wgmma_legend
 from oproj_lib.vgpu.trace import Trace
+
+Engine = TypeVar("Engine", bound=RingEngine)
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,9 @@ class Traced:
     @property
     def legend(self) -> Legend:
         """Names of warps and barriers."""
-        if isinstance(self.engine, OprojUmma):
-            return umma_legend(self.trace, self.engine.plan(int(self.program.config["batch"])).stages)
+        if isinstance(self.engine, RingEngine):
+            legend = umma_legend if isinstance(self.engine, OprojUmma) else wgmma_legend
+            return legend(self.trace, self.engine.plan(int(self.program.config["batch"])).stages)
         return producer_legend(self.trace.warps_per_cta)
 
     def logical(self) -> Timeline:
@@ -47,10 +53,15 @@ class Traced:
 
 
 def build(engine: OprojProducer, *, target: str, batch: int) -> Program:
-    """The program of either engine. Raises ValueError for what the engine or the target cannot do."""
-    options = {"target": target, "batch": batch, "mailbox_slots": SLOTS, "mailbox_tokens": batch}
-    make = build_umma if isinstance(engine, OprojUmma) else build_producer
-    return make(engine, **options)  # type: ignore[arg-type]
+    """The program of any engine. Raises ValueError for what the engine or the target cannot do."""
+    options: dict[str, Any] = {
+        "target": target, "batch": batch, "mailbox_slots": SLOTS, "mailbox_tokens": batch
+    }  # fmt: skip
+    if isinstance(engine, OprojUmma):
+        return build_umma(engine, **options)
+    if isinstance(engine, OprojWgmma):
+        return build_wgmma(engine, **options)
+    return build_producer(engine, **options)
 
 
 def trace_engine(
@@ -79,7 +90,17 @@ def trace_engine(
 
 
 def umma_with_stages(k: int, batch: int, stages: int) -> OprojUmma:
-    """The UMMA engine whose ring has exactly this many stages.
+    """``engine_with_stages`` for the UMMA engine."""
+    return engine_with_stages(OprojUmma, k, batch, stages)
+
+
+def wgmma_with_stages(k: int, batch: int, stages: int) -> OprojWgmma:
+    """``engine_with_stages`` for the wgmma engine."""
+    return engine_with_stages(OprojWgmma, k, batch, stages)
+
+
+def engine_with_stages(kind: type[Engine], k: int, batch: int, stages: int) -> Engine:
+    """The engine whose ring has exactly this many stages.
 
     Raises ValueError when no budget gives that many, with the numbers that exist.
     """
@@ -88,7 +109,7 @@ def umma_with_stages(k: int, batch: int, stages: int) -> OprojUmma:
     possible = []
     for count in range(1, most + 1):
         try:
-            engine = OprojUmma(k, budget=count * stage)
+            engine = kind(k, budget=count * stage)
             engine.plan(batch)
         except ValueError:
             break  # more do not fit either

@@ -42,6 +42,14 @@ def expected_bits(
     x: np.ndarray, weight: np.ndarray, rows: int, chains: int, mma: Mma = fast_mma
 ) -> np.ndarray:
     """The published BF16 bits, uint16 [M, N], for x [M, K] and weight [N, K] of BF16."""
+    bits = expected_sums(x, weight, rows, chains, mma).astype(ml_dtypes.bfloat16).view(np.uint16)
+    return np.where(bits == 0x8000, np.uint16(0), bits)
+
+
+def expected_sums(
+    x: np.ndarray, weight: np.ndarray, rows: int, chains: int, mma: Mma = fast_mma
+) -> np.ndarray:
+    """The sums before rounding, float32 [M, N]."""
     k = x.shape[1]
     parts = 4 * rows
     blocks = k // (32 * parts)
@@ -59,5 +67,4 @@ def expected_bits(
             sums = [a + b for a, b in zip(sums[::2], sums[1::2], strict=True)]
         total = sums[0] if total is None else total + sums[0]
     assert total is not None
-    bits = total.astype(ml_dtypes.bfloat16).view(np.uint16)
-    return np.where(bits == 0x8000, np.uint16(0), bits)
+    return total

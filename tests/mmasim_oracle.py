@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from mmasim.nv_ptx import MMA, TCGen05MMA
+from mmasim.nv_ptx import MMA, WGMMA, TCGen05MMA
 
 
 def hopper_bf16(accumulator: np.ndarray, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -23,6 +23,14 @@ def hopper_bf16(accumulator: np.ndarray, x: np.ndarray, weight: np.ndarray) -> n
 def blackwell_bf16(accumulator: np.ndarray, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """accumulator [8, 64] + x [8, 16] weight [64, 16]^T, as tcgen05.mma m64n8k16 with the weights as A."""
     model = TCGen05MMA("Blackwell", "m64n8k16.kind::f16.f32.bf16.bf16")
+    a = torch.from_numpy(np.ascontiguousarray(weight)).to(torch.bfloat16)
+    b = torch.from_numpy(np.ascontiguousarray(x.T)).to(torch.bfloat16)
+    return model(a, b, torch.from_numpy(np.ascontiguousarray(accumulator.T))).numpy().T
+
+
+def hopper_wgmma_bf16(accumulator: np.ndarray, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """accumulator [8, 64] + x [8, 16] weight [64, 16]^T, as wgmma m64n8k16 with the weights as A."""
+    model = WGMMA("Hopper", "m64n8k16.f32.bf16.bf16")
     a = torch.from_numpy(np.ascontiguousarray(weight)).to(torch.bfloat16)
     b = torch.from_numpy(np.ascontiguousarray(x.T)).to(torch.bfloat16)
     return model(a, b, torch.from_numpy(np.ascontiguousarray(accumulator.T))).numpy().T

@@ -83,7 +83,7 @@ def test_findings_make_the_exit_code_non_zero(
         (("--ranks", "7"), "choose 8 (K = 1536) or 16 (K = 768)"),
         (("--target", "sm_80"), "target = 'sm_80'"),
         (("--device", "tpu"), "device = 'tpu' is unknown; choose one of auto, vgpu, cuda"),
-        (("--engine", "gemm"), "engine = 'gemm' is unknown; choose one of producer, umma"),
+        (("--engine", "gemm"), "engine = 'gemm' is unknown; choose one of producer, umma, wgmma"),
         (("--rows", "3"), "rows = 3"),
         (("--staged-blocks", "13"), "staged_blocks = 13"),
         (("--group-tiles", "9"), "group_tiles = 9"),

@@ -1,4 +1,4 @@
-"""Descriptors of tcgen05.mma: literal words, every field in its bits, errors."""
+"""Descriptors of tcgen05.mma and wgmma: literal words, every field in its bits, errors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from oproj_lib.layouts import descriptors
 from oproj_lib.layouts.descriptors import (
     INSTRUCTION_FIELDS,
     SHARED_FIELDS,
+    WGMMA_FIELDS,
     AccumulatorType,
     InstructionDescriptor,
     Major,
     OperandType,
     SharedDescriptor,
     SwizzleMode,
+    WgmmaDescriptor,
+    WgmmaSwizzle,
 )
 
 BASE: dict[str, Any] = {"address": 0, "stride_byte_offset": 1024, "swizzle": SwizzleMode.BYTES_128}
@@ -55,6 +58,41 @@ def test_shared_literals() -> None:
 def test_each_shared_field_has_its_bits(changes: dict[str, int], word: int) -> None:
     nothing = {"address": 0, "leading_byte_offset": 0, "stride_byte_offset": 0, "swizzle": SwizzleMode.NONE}
     assert SharedDescriptor(**{**nothing, **changes}).encode() == word | 1 << 46  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"address": 0x3FFF0}, 0x3FFF),
+        ({"leading_byte_offset": 0x3FFF0}, 0x3FFF << 16),
+        ({"stride_byte_offset": 0x3FFF0}, 0x3FFF << 32),
+        ({"base_offset": 7}, 7 << 49),
+        ({"swizzle": WgmmaSwizzle.BYTES_128}, 1 << 62),
+        ({"swizzle": WgmmaSwizzle.BYTES_64}, 2 << 62),
+        ({"swizzle": WgmmaSwizzle.BYTES_32}, 3 << 62),
+    ],
+)
+def test_each_wgmma_field_has_its_bits(changes: dict[str, int], word: int) -> None:
+    nothing = {"address": 0, "leading_byte_offset": 0, "stride_byte_offset": 0, "swizzle": WgmmaSwizzle.NONE}
+    assert WgmmaDescriptor(**{**nothing, **changes}).encode() == word  # type: ignore[arg-type]
+    assert WgmmaDescriptor.decode(word).encode() == word
+
+
+@pytest.mark.parametrize("name", ["NONE", "BYTES_128", "BYTES_64", "BYTES_32"])
+def test_the_swizzle_codes_of_both_descriptors_are_the_same_bits(name: str) -> None:
+    assert WgmmaSwizzle[name] << 62 == SwizzleMode[name] << 61
+
+
+def test_what_no_wgmma_descriptor_has() -> None:
+    with pytest.raises(
+        ValueError, match=r"descriptor 0x400000000000 has bits 0x400000000000 that belong to no"
+    ):
+        WgmmaDescriptor.decode(1 << 46)  # the version of tcgen05
+    with pytest.raises(ValueError, match="swizzle = 4 does not exist: choose NONE = 0, BYTES_128 = 1"):
+        WgmmaDescriptor(0, 1024, 4)  # type: ignore[arg-type]
+    assert list(WGMMA_FIELDS) == [
+        "address", "leading_byte_offset", "stride_byte_offset", "base_offset", "swizzle"
+    ]  # fmt: skip
 
 
 def test_advancing_by_32_bytes_adds_two() -> None:

@@ -164,14 +164,15 @@ def test_where_engines_run(
         ("producer", "sm_90a"),
         ("producer", "sm_100a"),
         ("umma", "sm_100a"),
+        ("wgmma", "sm_90a"),
     ]
     # Where an engine runs depends on its target alone: umma runs where producer's sm_100a does.
-    assert [(place.device, place.why) for place in places] == [*expected, expected[1]]
+    assert [(place.device, place.why) for place in places] == [*expected, expected[1], expected[0]]
 
 
 def test_where_engines_run_without_a_driver() -> None:
     places = doctor.placements(Cuda(None, (), "no CUDA driver"), BOTH)
-    assert [(place.device, place.why) for place in places] == [("vgpu", "no CUDA driver")] * 3
+    assert [(place.device, place.why) for place in places] == [("vgpu", "no CUDA driver")] * 4
 
 
 def test_gpus_are_shown() -> None:
@@ -179,3 +180,19 @@ def test_gpus_are_shown() -> None:
     shown = text(doctor.Machine(**{**machine.__dict__, "cuda": Cuda("13.1", (H200, B200), None)}))
     for expected in ("NVIDIA H200", "9.0", "132", "141 GiB", "yes", "no", "driver 13.1"):
         assert expected in shown
+
+
+def test_a_torch_without_a_gpu_is_why_nothing_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert doctor.torch_problem() == (
+        f"launching on a GPU needs a torch that sees one, and torch {torch.__version__} does not"
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert doctor.torch_problem() is None
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    assert doctor.torch_problem() == "launching on a GPU needs torch, which is not installed"
+    problem = doctor.torch_problem()
+    places = doctor.placements(Cuda("13.1", (H200,), None, problem))
+    assert {(place.device, place.why) for place in places} == {("vgpu", problem)}

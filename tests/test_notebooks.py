@@ -21,6 +21,8 @@ NOTEBOOKS = {name: next(FOLDER.glob(f"{name}_*.ipynb")) for name in ("00", "01",
 TESTED_ELSEWHERE = {
     "test_notebooks_blackwell.py": ("04", "06", "08"),
     "test_notebooks_layouts.py": ("05", "07"),
+    "test_notebook_wgmma.py": ("09",),
+    "test_notebook_numbers.py": ("13",),
 }
 COMMON = {"device": "auto", "target": "sm_90a", "ranks": 8, "batch": 8}
 

@@ -144,7 +144,7 @@ def test_importing_the_package_loads_nothing_else() -> None:
 
 
 def test_the_library_needs_no_extra() -> None:
-    """All modules but the notebook driver import with the core dependencies alone."""
+    """All modules but the notebook driver and the Triton kernel import with the core dependencies alone."""
     python(
         """
 import importlib, pkgutil, sys
@@ -155,7 +155,7 @@ extra = ("notebooks", "notebook_html", "notebook_lint", "book")
 names = [module.name for module in pkgutil.walk_packages(oproj_lib.__path__, "oproj_lib.")]
 assert "oproj_lib.problem" in names
 for name in names:
-    if name.split(".")[1] not in extra and not name.endswith("__main__"):
+    if name.split(".")[1] not in extra and not name.endswith(("__main__", "triton_split_k")):
         importlib.import_module(name)
 """
     )
@@ -194,13 +194,14 @@ def test_make_help_names_every_target(checkout: Path) -> None:
         "lint",
         "test",
         "test-all",
+        "test-gpu",
         "pictures",
         "format",
         "clean",
     ]
 
 
-@pytest.mark.parametrize("target", ["demo", "lab", "book", "lint", "test", "test-all", "format"])
+@pytest.mark.parametrize("target", ["demo", "lab", "book", "lint", "test", "test-all", "test-gpu", "format"])
 def test_make_installs_once(checkout: Path, target: str) -> None:
     assert "pip install" in make(checkout, "--dry-run", target).stdout
     set_up(checkout, ".python", ".ready-notebooks", ".ready-test")

@@ -34,6 +34,7 @@ PICTURES: dict[str, Callable[[], figures.Picture]] = {
     "wrong_products": lambda: figures.wrong_products({"a": np.eye(64, 8), "b": np.ones((64, 8))}, np.ones((64, 8))),
     "accumulator_map": lambda: figures.accumulator_map(24, 63),
     "accumulator_map, full": lambda: figures.accumulator_map(256, 0),
+    "warpgroup_fragment": lambda: figures.warpgroup_fragment(8, 0),
     "allocation_strip": lambda: figures.allocation_strip({"batch 1": 8, "batch 64": 64, "all": 512}),
     "reach_map": lambda: figures.reach_map(REACH),
 }  # fmt: skip
@@ -56,6 +57,10 @@ def test_alternatives_say_what_the_pictures_show() -> None:
     alt = figures.descriptor_bits("A", WORD, descriptors.SHARED_FIELDS, 64).alt
     assert "bits 0 to 13, address: 9216; " in alt and "swizzle: BYTES_128 (2)" in alt
     assert "row 37 in lane 69; M = 128: row 37 in lane 37" in figures.accumulator_map(24, 37).alt
+    alt = figures.warpgroup_fragment(24, 77).alt
+    assert (
+        "lane 13 of warp 2, holds 12 elements: (35, 2), (35, 3), (43, 2), (43, 3) in registers 0 to 3" in alt
+    )
     assert "a: 98% of the elements are wrong" in PICTURES["wrong_products"]().alt
     assert "warp 2 lanes 64 to 95" in figures.reach_map(REACH).alt
 
@@ -125,6 +130,8 @@ def test_the_lane_quarter_finding(warp: int, quarter: int) -> None:
         (lambda: figures.swizzle_atom(48), "swizzle width = 48"),
         (lambda: figures.accumulator_map(24, 64), "row = 64: D has rows 0 to 63"),
         (lambda: figures.accumulator_map(513, 0), "513 TMEM columns"),
+        (lambda: figures.warpgroup_fragment(8, 128), "thread = 128: a warpgroup has threads 0 to 127"),
+        (lambda: figures.warpgroup_fragment(12, 0), "n = 12: choose a multiple of 8 from 8 to 64"),
         (lambda: figures.descriptor_bits("I", 1 << 32, descriptors.INSTRUCTION_FIELDS, 32), "does not fit 32 bits"),
         (lambda: figures.wrong_products({"a": np.ones((2, 2))}, np.ones((2, 3))), "a: shape (2, 2), the right product"),
     ],

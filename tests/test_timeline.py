@@ -26,8 +26,8 @@ from oproj_lib.timeline import (
     mbarrier_base,
     pack,
     producer_ring,
+    ring_slots,
     umma_legend,
-    umma_ring,
 )
 from oproj_lib.trace_steps import FAMILIES, family
 from oproj_lib.traced import Traced, trace_engine, umma_with_stages
@@ -199,6 +199,9 @@ def test_an_empty_trace() -> None:
         ("tcgen05.commit.cta_group::1", "matrix"),
         ("tcgen05.ld.sync.aligned.32x32b.x16.b32", "tensor memory"),
         ("tcgen05.fence::after_thread_sync", "synchronisation"),
+        ("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16", "matrix"),
+        ("wgmma.fence.sync.aligned", "synchronisation"),
+        ("wgmma.wait_group.sync.aligned", "synchronisation"),
         ("fma.rn.f32", "arithmetic"),
     ],
 )
@@ -234,7 +237,7 @@ def by_stages() -> dict[int, Traced]:
 
 def check_invariants(timeline: Timeline) -> None:
     for lane in timeline.lanes:
-        if lane.startswith("warp") or lane == "tensor core":
+        if lane.startswith(("warp", "tensor core")):
             for a, b in itertools.pairwise(timeline.of(lane)):
                 assert a.end <= b.start, (a, b)
     completed = {(p.barrier, p.number): p.end for p in timeline.phases if p.completed}
@@ -306,7 +309,7 @@ def test_a_wait_that_was_over_before_anything_happened() -> None:
 
 
 def test_the_ring_of_the_umma_engine(by_stages: dict[int, Traced]) -> None:
-    states = umma_ring(by_stages[4].modelled(), 4)
+    states = ring_slots(by_stages[4].modelled(), 4)
     assert {s.block for s in states} == set(range(12)) and all(s.slot == s.block % 4 for s in states)
     for slot in range(4):
         for a, b in itertools.pairwise([s for s in states if s.slot == slot]):
@@ -372,7 +375,7 @@ def test_the_table(by_stages: dict[int, Traced]) -> None:
     assert [row["end"] for row in rows] == columns["end"]
     load = next(row for row in rows if row["what"] == "copy")
     assert (
-        load["file"] == "oproj_lib/kernels/umma.py"
+        load["file"] == "oproj_lib/kernels/ring_engine.py"
         and load["function"] == "load_weight_tile"
         and load["line"] > 0
     )

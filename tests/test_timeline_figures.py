@@ -12,8 +12,8 @@ from oproj_lib.cost_model import CostModel
 from oproj_lib.figures.timeline import STATES
 from oproj_lib.kernels.umma import OprojUmma
 from oproj_lib.lessons.broken_umma import BROKEN_UMMA
-from oproj_lib.lessons.umma_mistakes import umma_mistake
-from oproj_lib.timeline import Timeline, umma_ring
+from oproj_lib.lessons.mistakes import umma_mistake
+from oproj_lib.timeline import Timeline, ring_slots
 from oproj_lib.timeline_tables import cost_table, mistakes_table, role_table, waits_table
 from oproj_lib.traced import Traced, trace_engine, umma_with_stages
 
@@ -60,7 +60,7 @@ def test_a_gantt_shows_who_never_comes_through() -> None:
 
 
 def test_ring_occupancy(timeline: Timeline) -> None:
-    states = umma_ring(timeline, 3)
+    states = ring_slots(timeline, 3)
     picture = figures.ring_occupancy(timeline, states)
     assert len(picture.axes[0].patches) == len(states)
     assert "3 slots" in picture.alt and "12 blocks pass through" in picture.alt
