@@ -1,4 +1,4 @@
-"""The command line: `python -m oproj_lib doctor | run | ptx | build | check | bench | demo | book`.
+"""The command line: `python -m oproj_lib doctor | run | ptx | build | check | ranks | bench | demo | book`.
 
 Exit codes: 0 all right; 1 something was found or is out of tolerance; 2 the request itself makes no sense.
 """
@@ -21,6 +21,7 @@ from oproj_lib.cli_hardware import (
     bench_on_cuda,
     check_bench_options,
 )
+from oproj_lib.cli_ranks import add_ranks_command
 from oproj_lib.devices import CudaError
 
 NOTEBOOKS = Path("notebooks")
@@ -64,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
 
     add_build_command(commands)
     add_check_command(commands)
+    add_ranks_command(commands)
 
     bench = commands.add_parser(
         "bench",
@@ -116,6 +118,9 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--group-tiles", type=int, help="8-token tiles per ring group, 0 for no ring (default: recommended)"
     )
+    run.add_argument(
+        "--preset", help="producer: recommended or tuned (default: tuned on a GPU when no setting is given)"
+    )
     run.add_argument("--budget", type=int, help="umma, wgmma: bytes of the ring (default: the engine's)")
     run.add_argument(
         "--transport", help="multicast or unicast (default: multicast on the virtual GPU, unicast on a GPU)"
@@ -152,7 +157,7 @@ def doctor_command(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-PRODUCER_OPTIONS = ("rows", "staged_blocks", "group_tiles")
+PRODUCER_OPTIONS = ("rows", "staged_blocks", "group_tiles", "preset")
 RING_OPTIONS = ("budget",)
 
 

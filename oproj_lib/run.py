@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from oproj_lib import problem, vgpu
+from oproj_lib import presets, problem, vgpu
 from oproj_lib.delivery import SENTINEL, SLOT, SLOTS, Mailbox, judge
 from oproj_lib.delivery import delivery_findings as delivery_findings
 from oproj_lib.devices import choose_device
@@ -102,26 +102,22 @@ def producer_for(
     staged_blocks: int | None = None,
     rows: int | None = None,
     group_tiles: int | None = None,
+    preset: str = "recommended",
     transport: str = "multicast",
     policy: str = "latent",
 ) -> OprojProducer:
-    """The producer with these settings; what is None comes from the recommended configuration for (k, batch).
+    """The producer with these settings; what is None comes from the preset for (k, batch), see `presets`.
 
     Raises ValueError for a configuration that does not exist or does not fit the batch.
     """
+    from oproj_lib.kernels.direct import OprojProducerDirect
     from oproj_lib.kernels.producer import OprojProducer
 
-    settings = OprojProducer.recommended(k, batch).settings()
+    chosen = presets.preset(preset, k, batch)
     given = {"staged_blocks": staged_blocks, "rows": rows, "group_tiles": group_tiles}
-    settings.update({name: value for name, value in given.items() if value is not None})
-    producer = OprojProducer(
-        k,
-        staged_blocks=settings["staged_blocks"],
-        rows=settings["rows"],
-        group_tiles=settings["group_tiles"],
-        transport=transport,
-        policy=policy,
-    )
+    settings = {**chosen.settings, **{name: value for name, value in given.items() if value is not None}}
+    kind = OprojProducerDirect if chosen.direct else OprojProducer
+    producer = kind(k, transport=transport, policy=policy, **settings)
     producer.plan(batch)
     return producer
 
@@ -135,6 +131,7 @@ def run_producer(
     staged_blocks: int | None = None,
     rows: int | None = None,
     group_tiles: int | None = None,
+    preset: str | None = None,
     transport: str | None = None,
     policy: str = "latent",
     seed: int = 0,
@@ -147,19 +144,22 @@ def run_producer(
 
     transport "multicast" publishes through a multicast window over `ranks` mailboxes; "unicast" through a
     table of their addresses; None is the first on the virtual GPU and the second on a GPU, whose mailboxes are
-    all its own. Raises ValueError for settings that do not exist (with the valid ones), before anything is
+    all its own. preset: see `presets`; None is "recommended" where any setting is given, and the device's own
+    otherwise. Raises ValueError for settings that do not exist (with the valid ones), before anything is
     built.
     """
     shape = Problem(ranks, batch)
     check_target(target)
     how = Conditions(device, target, seed, inputs, exact, checks, schedule)
     where = how.place("producer", transport)
+    asked = any(setting is not None for setting in (staged_blocks, rows, group_tiles))
     producer = producer_for(
         shape.k,
         batch,
         staged_blocks=staged_blocks,
         rows=rows,
         group_tiles=group_tiles,
+        preset=preset or ("recommended" if asked else presets.default_preset(where[0])),
         transport=transport_name(transport, ranks, where[0]),
         policy=policy,
     )
@@ -295,7 +295,12 @@ def run_engine(
         ranks=shape.ranks,
         batch=shape.batch,
         k=shape.k,
-        configuration={**engine.settings(), "transport": engine.transport.name, "policy": engine.policy},
+        configuration={
+            **engine.settings(),
+            **({"direct": 1} if program.config.get("direct") else {}),
+            "transport": engine.transport.name,
+            "policy": engine.policy,
+        },
         arithmetic=report.arithmetic if report else "hardware",
         schedule=report.schedule if report else "hardware",
         checks=how.checks,

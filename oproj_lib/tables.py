@@ -40,6 +40,8 @@ def result_rows(results: Sequence[RunResult]) -> list[tuple[str, list[str]]]:
         settings = result.configuration
         if "budget" in settings:
             return f"ring in {settings['budget']:,} bytes"
+        if "direct" in settings:
+            return "registers, direct"
         ring = settings["group_tiles"]
         return f"ring of 2 x {ring} tiles" if ring else ("registers" if result.k == 768 else "shared memory")
 

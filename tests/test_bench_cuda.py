@@ -405,12 +405,12 @@ def test_carveouts_by_name() -> None:
         cli_hardware.carveout_of("101")
 
 
-def test_one_carveout_for_all_kernels_of_a_chain(graphs: None) -> None:
+def test_the_kernels_around_the_projection_share_a_carveout(graphs: None) -> None:
     driver = StandIn(Machine())
     plan = hardware.Plan(1, 1, carveout=100)
     hardware.measure_job(StandInGpu(driver), BUNDLE, PROBLEM, (), CEILINGS, plan)
     granted = [value for _, which, value in driver.named("cuFuncSetAttribute") if "CARVEOUT" in which.name]
-    assert granted == [100, 100, 100]  # predecessor, consumer, projection
+    assert granted == [100, 100]  # predecessor, consumer
 
 
 def test_the_predecessor_spins_for_its_microseconds() -> None:

@@ -82,8 +82,8 @@ class ProgramCandidate:
 
     projects = True
 
-    def __init__(self, bundle: Bundle, entry: Entry, job: Job, *, carveout: int | None = None) -> None:
-        self.publisher = Publisher(bundle.program(entry), job.gpu, carveout=carveout)
+    def __init__(self, bundle: Bundle, entry: Entry, job: Job) -> None:
+        self.publisher = Publisher(bundle.program(entry), job.gpu)
         self.job = job
         self.name = entry.engine
         self.settings: dict[str, int | str] = {**entry.settings}
@@ -124,13 +124,11 @@ class EmptyCandidate:
         self.function.unload()
 
 
-def program_candidates(bundle: Bundle, job: Job, carveout: int | None = None) -> list[Candidate]:
+def program_candidates(bundle: Bundle, job: Job) -> list[Candidate]:
     """The bundle's timed programs for this job."""
     wanted = (job.problem.k, job.problem.batch)
     return [
-        ProgramCandidate(bundle, entry, job, carveout=carveout)
-        for entry in bundle.timed()
-        if (entry.k, entry.batch) == wanted
+        ProgramCandidate(bundle, entry, job) for entry in bundle.timed() if (entry.k, entry.batch) == wanted
     ]
 
 

@@ -11,8 +11,8 @@ overlap. Exposed time: chain minus predecessors alone, per repetition.
 
 Kernels that want different splits of the L1 cache and shared memory cannot share an SM, and a kernel without shared
 memory may get a split in which no projection fits beside it. An attention kernel, which stands before this
-projection in a model, uses much shared memory; the chain's kernels therefore ask for the largest share (carveout
-100). None leaves it to the driver.
+projection in a model, uses much shared memory; the kernels around the projection therefore ask for the largest share
+(carveout 100). None leaves it to the driver.
 """
 
 from __future__ import annotations
@@ -69,9 +69,8 @@ class Chain:
         )
 
     def consume(self, published: Any) -> None:
-        """Copy ``published`` to ``seen`` once the projection has ended; without a copy it is ``seen`` itself."""
+        """Copy ``published`` to ``seen`` once the projection has ended, if this chain copies."""
         if not self.copies:
-            self.seen = published
             return
         values = (*_pointers(self.seen, published), ctypes.c_uint32(_chunks(published)))
         grid, block = small_kernels.CONSUMER_GRID, small_kernels.CONSUMER_BLOCK
