@@ -72,7 +72,7 @@ def add_bench_options(bench: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "--carveout",
         default="100",
-        help="cuda: percent of L1 that the kernels around the projection leave to shared memory, or driver (default 100)",
+        help="cuda: percent of L1 that the chain leaves to shared memory, or driver (default 100)",
     )
     bench.add_argument(
         "--consumer", default="next", help="cuda: what follows in the chain, next or copy (default next)"

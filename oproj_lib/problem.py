@@ -110,21 +110,30 @@ class Problem:
         Raises:
             ValueError: for an unknown kind or a negative seed.
         """
-        if kind not in _MAKERS:
-            raise ValueError(f"kind = {kind!r} is unknown; choose one of {', '.join(KINDS)}")
-        if seed < 0:
-            raise ValueError(f"seed = {seed} is negative; choose 0 or more")
-        rng = np.random.default_rng(seed)
-        x = rng.standard_normal((self.batch, self.k), dtype=np.float32)
-        weight = rng.standard_normal((N, self.k), dtype=np.float32)
-        weight *= np.float32(self.k**-0.5)
-        _MAKERS[kind](x, weight, rng)
-        return x.astype(ml_dtypes.bfloat16), weight.astype(ml_dtypes.bfloat16)
+        return draw_inputs(self.batch, self.k, seed, kind)
 
 
 TP8 = Problem(ranks=8)
 TP16 = Problem(ranks=16)
 PRESETS = {problem.name: problem for problem in (TP8, TP16)}
+
+
+def draw_inputs(batch: int, k: int, seed: int, kind: str = "random") -> tuple[Array, Array]:
+    """``Problem.inputs`` for any K: x [batch, k] and weight [7168, k].
+
+    Raises:
+        ValueError: for an unknown kind or a negative seed.
+    """
+    if kind not in _MAKERS:
+        raise ValueError(f"kind = {kind!r} is unknown; choose one of {', '.join(KINDS)}")
+    if seed < 0:
+        raise ValueError(f"seed = {seed} is negative; choose 0 or more")
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((batch, k), dtype=np.float32)
+    weight = rng.standard_normal((N, k), dtype=np.float32)
+    weight *= np.float32(k**-0.5)
+    _MAKERS[kind](x, weight, rng)
+    return x.astype(ml_dtypes.bfloat16), weight.astype(ml_dtypes.bfloat16)
 
 
 def _share(ranks: int) -> str:

@@ -115,7 +115,10 @@ def producer_for(
 
     chosen = presets.preset(preset, k, batch)
     given = {"staged_blocks": staged_blocks, "rows": rows, "group_tiles": group_tiles}
-    settings = {**chosen.settings, **{name: value for name, value in given.items() if value is not None}}
+    settings: dict[str, Any] = {
+        **chosen.settings,
+        **{name: value for name, value in given.items() if value is not None},
+    }
     kind = OprojProducerDirect if chosen.direct else OprojProducer
     producer = kind(k, transport=transport, policy=policy, **settings)
     producer.plan(batch)

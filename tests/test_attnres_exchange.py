@@ -15,7 +15,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from contract import expected_bits
-from cutlass import Int64
 
 from oproj_lib.attnres_programs import build_attnres, build_fused_attnres
 from oproj_lib.attnres_reference import fp32_reference, make_inputs
@@ -24,13 +23,13 @@ from oproj_lib.exchange_programs import build_second_shot
 from oproj_lib.kernels.attnres import AttnRes
 from oproj_lib.kernels.attnres_configuration import AttnResConfiguration
 from oproj_lib.kernels.attnres_fused import FusedAttnRes, FusedTwoShotAttnRes
-from oproj_lib.kernels.attnres_lane import Arrays
 from oproj_lib.kernels.producer import OprojProducer
 from oproj_lib.kernels.ring_engine import RingEngine
 from oproj_lib.kernels.second_shot import SecondShot
 from oproj_lib.kernels.umma import OprojUmma
 from oproj_lib.kernels.wgmma import OprojWgmma
 from oproj_lib.layouts import mailbox as layout
+from oproj_lib.lessons.broken_attnres import NeverWaits
 from oproj_lib.problem import N
 from oproj_lib.program import Program, build_producer
 from oproj_lib.sass import disassemble
@@ -151,28 +150,6 @@ class TriggersBeforeItsWait(OprojProducer):
     ) -> None:  # fmt: skip
         cute.arch.griddepcontrol_launch_dependents()  # the mistake
         super().compute(x, weights, shared, mailbox, mc, slot, False, state)
-
-
-class NeverWaits(AttnRes):
-    """Completes while the producer may still run."""
-
-    @cute.kernel
-    def kernel(
-        self,
-        mailbox: cute.Tensor,
-        prefix: cute.Tensor,
-        blocks: cute.Tensor,
-        norm_weight: cute.Tensor,
-        qk_weight: cute.Tensor,
-        out_weight: cute.Tensor,
-        out: cute.Tensor,
-        state: Int64,
-    ) -> None:
-        cute.arch.griddepcontrol_launch_dependents()
-        arrays = Arrays(prefix, blocks, norm_weight, qk_weight, out_weight, out)
-        self.consume(
-            arrays, self.allocate(), mailbox, state
-        )  # the mistake: griddepcontrol_wait() should follow
 
 
 def test_prefix_is_safe_only_behind_a_producer_that_triggers_after_its_wait() -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from stand_in_driver import Launch, StandIn, StandInGpu, bf16_at
 
-from oproj_lib import cli_hardware, provenance, vgpu
+from oproj_lib import cli_hardware, measured_tables, provenance, vgpu
 from oproj_lib.bench import (
     alternatives,
     candidates,
@@ -24,6 +24,7 @@ from oproj_lib.bench import (
     cublaslt,
     hardware,
     measure,
+    now,
     results,
     small_kernels,
 )
@@ -388,6 +389,26 @@ def test_a_measurement_from_end_to_end(graphs: None) -> None:
     assert all(launch.attributes for launch in machine.log)  # all may start early
     first = next(launch for launch in machine.log if launch.entry == "predecessor")
     assert first.grid == (132, 1, 1) and first.block == (128, 1, 1)
+
+
+def test_one_size_measured_now(graphs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What notebook 14 calls where there is a GPU, and how it stands beside recorded numbers."""
+    smi = dict.fromkeys(provenance.SMI_FIELDS, "1")
+    monkeypatch.setattr(provenance, "smi", lambda index: smi)
+    monkeypatch.setattr(measure, "ceilings", lambda gpu: CEILINGS)
+    gpu = StandInGpu(StandIn(Machine()))
+    found = now.measure_now("sm_90a", PROBLEM, gpu=gpu, programs=BUNDLE, names=("empty kernel",))
+    assert (found.provenance.gpu, found.ceilings, found.rounds) == ("NVIDIA stand-in", CEILINGS, 1)
+    assert [row.name for row in found.rows] == ["producer", "empty kernel"]
+    assert found.rows[0].exposed.median_us == pytest.approx(3.5) and found.rows[0].error
+    assert set(found.provenance.clocks) == {"before", "after"}
+    table = measured_tables.beside_table(synthetic_bench(), found, 768, 1)
+    cells = {name: list(column.cells) for name, column in zip("rbn", table.columns, strict=True)}
+    assert cells["n"][cells["r"].index("producer")] == "3.50 [3.50, 3.50]"
+    assert cells["n"][cells["r"].index("torch.mm")] == "not measured"
+    assert "measured now: NVIDIA stand-in" in str(table.caption)
+    alone = measured_tables.beside_table(synthetic_bench(), None, 768, 1)
+    assert len(alone.columns) == 2 and "recorded numbers only" in str(alone.caption)
 
 
 def test_a_consumer_of_its_own(graphs: None) -> None:

@@ -22,7 +22,11 @@ TESTED_ELSEWHERE = {
     "test_notebooks_blackwell.py": ("04", "06", "08"),
     "test_notebooks_layouts.py": ("05", "07"),
     "test_notebook_wgmma.py": ("09",),
+    "test_notebook_pdl.py": ("10",),
+    "test_notebook_mailboxes.py": ("11",),
+    "test_notebook_attnres.py": ("12",),
     "test_notebook_numbers.py": ("13",),
+    "test_notebook_measure.py": ("14",),
 }
 COMMON = {"device": "auto", "target": "sm_90a", "ranks": 8, "batch": 8}
 

@@ -86,8 +86,12 @@ class HardwareBench:
 
     def best(self, k: int, batch: int, name: str, by: str = "exposed") -> Row | None:
         """The fastest row of a name at (k, batch), by its median "exposed" or "alone"; None where there is none."""
-        rows = [r for r in self.rows if (r.k, r.batch, r.name) == (k, batch, name) and getattr(r, by)]
+        rows = [row for row in self.rows_at(k, batch, name) if getattr(row, by)]
         return min(rows, key=lambda row: float(getattr(row, by).median_us), default=None)
+
+    def rows_at(self, k: int, batch: int, name: str) -> tuple[Row, ...]:
+        """The rows of a name at (k, batch); a bundle lists the build that is measured at every size first."""
+        return tuple(row for row in self.rows if (row.k, row.batch, row.name) == (k, batch, name))
 
     def names(self) -> tuple[str, ...]:
         """Every name, in the order measured."""

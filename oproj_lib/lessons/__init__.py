@@ -7,11 +7,15 @@ and
 
 from __future__ import annotations
 
+from oproj_lib.lessons.attnres import BEFORE_THE_POLL, ONLINE_SOFTMAX
 from oproj_lib.lessons.exercise import Answer, Exercise, WrongAnswer, WrongTry
 from oproj_lib.lessons.floor import FLOOR
 from oproj_lib.lessons.fragments import FRAGMENT_A, K_ORDER
+from oproj_lib.lessons.mailboxes import CHUNK_PLACE, TURN, WRONG_POLLS
 from oproj_lib.lessons.mbarriers import PARITY
+from oproj_lib.lessons.measuring import FAULT, SHARE
 from oproj_lib.lessons.numbers import BF16_BITS, CONTRACT_SUM, LATENT_BITS
+from oproj_lib.lessons.pdl import EXPOSED, ORDER, REGISTERS_LEFT
 from oproj_lib.lessons.shared_memory import X_OFFSET
 from oproj_lib.lessons.swizzle import CHUNK_OFFSET
 from oproj_lib.lessons.tensor_memory import TMEM_LANE
@@ -30,9 +34,19 @@ EXERCISES = {
         CHUNK_OFFSET,
         TMEM_LANE,
         D_THREAD,
+        BEFORE_THE_POLL,
+        ONLINE_SOFTMAX,
+        ORDER,
+        REGISTERS_LEFT,
+        EXPOSED,
         BF16_BITS,
         CONTRACT_SUM,
         LATENT_BITS,
+        CHUNK_PLACE,
+        TURN,
+        WRONG_POLLS,
+        SHARE,
+        FAULT,
     )
 }
 

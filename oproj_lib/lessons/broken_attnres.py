@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import cutlass.cute as cute
 from cutlass import Float32, Int64
 
 from oproj_lib.kernels import float_primitives as fp32
 from oproj_lib.kernels import primitives
 from oproj_lib.kernels.attnres import AttnRes
-from oproj_lib.kernels.attnres_lane import Row, Thread
+from oproj_lib.kernels.attnres_lane import Arrays, Row, Thread
 from oproj_lib.kernels.mailbox import Turn
 from oproj_lib.kernels.mailbox_primitives import widen
 from oproj_lib.kernels.primitives import Words4, add_float
@@ -87,6 +88,27 @@ class NoBarrierBeforeSums(AttnRes):
 
     def meet(self, me: Thread) -> None:
         pass  # the mistake
+
+
+class NeverWaits(AttnRes):
+    """Completes while the producer may still run. A launch on its own does not show it: two calls do."""
+
+    @cute.kernel
+    def kernel(
+        self,
+        mailbox: cute.Tensor,
+        prefix: cute.Tensor,
+        blocks: cute.Tensor,
+        norm_weight: cute.Tensor,
+        qk_weight: cute.Tensor,
+        out_weight: cute.Tensor,
+        out: cute.Tensor,
+        state: Int64,
+    ) -> None:
+        cute.arch.griddepcontrol_launch_dependents()
+        arrays = Arrays(prefix, blocks, norm_weight, qk_weight, out_weight, out)
+        self.consume(arrays, self.allocate(), mailbox, state)
+        # the mistake: griddepcontrol_wait() should follow
 
 
 @dataclass(frozen=True)

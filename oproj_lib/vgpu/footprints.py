@@ -17,6 +17,7 @@ for the threads that meet it at a later bar.sync, not for those that it signals 
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -69,8 +70,14 @@ class Marks:
     def add(self, buffer: Buffer, kind: Kind, offsets: np.ndarray, size: int, number: int) -> None:
         marks = self.touched.setdefault(buffer, {})
         if kind not in marks:
-            marks[kind] = np.zeros(buffer.bytes.size, np.uint16)
+            marks[kind] = sparse_zeros(buffer.bytes.size)
         rows(marks[kind], size)[offsets // size] = number
+
+
+def sparse_zeros(count: int) -> np.ndarray:
+    """uint16 zeros of which few will be touched. NumPy asks for huge pages, and touching one word then costs clearing
+    2 MiB: mapped memory is cleared in pages of 4 KiB."""
+    return np.frombuffer(mmap.mmap(-1, max(2 * count, 2)), np.uint16)[:count]
 
 
 def rows(marks: np.ndarray, size: int) -> np.ndarray:
