@@ -41,6 +41,7 @@ class Channel:
         ]
         for box in self.boxes:
             gpu.watch_sentinel(box, SENTINEL)
+            box.writer_of = self.sender
         self.states = [
             gpu.upload(np.zeros(STATE_SHAPE, np.int32), f"{name} state of rank {rank}", rank)
             for rank in range(ranks)
@@ -53,6 +54,13 @@ class Channel:
             self.mc = [
                 gpu.upload(addresses.copy(), f"{name} table of rank {rank}", rank) for rank in range(ranks)
             ]
+
+    def sender(self, index: tuple[int, ...]) -> str:
+        """Which rank writes an element, for findings about words that never arrive."""
+        slot, _, column = index
+        if self.writers == 1:  # the second shot's result: the owner of the column sends it
+            return f"rank {layout.owner(column, N // len(self.boxes))}"
+        return f"rank {slot % self.writers}"
 
     def generation(self, rank: int, generation: int) -> np.ndarray:
         """BF16 [writers, tokens, columns]: a generation of a rank's copy."""

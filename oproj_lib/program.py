@@ -373,8 +373,9 @@ def build_program(build: Build, *, cache: Path | str | None = DEFAULT_CACHE) -> 
 
 
 def kernel_identity(kernel: type) -> str:
-    """Names the class that wrote a kernel. A subclass from elsewhere carries a hash of its own source, since
-    the sources of this package, which every key covers, do not say what it does.
+    """Names the class that wrote a kernel. A subclass from elsewhere carries a hash of the files that its classes
+    are defined in (in a notebook, of the classes alone: a function that it calls has to be a method), since the
+    kernel sources of this package, which every key covers, do not say what it does.
 
     Raises ValueError when the source of such a class cannot be read.
     """
@@ -387,12 +388,20 @@ def kernel_identity(kernel: type) -> str:
     if not own:
         return name
     try:
-        text = "".join(inspect.getsource(cls) for cls in own)
+        text = "".join(_defining_source(cls) for cls in own)
     except (OSError, TypeError) as error:
         raise ValueError(
             f"the source of {name} cannot be read ({error}): define it in a file or a notebook cell"
         ) from error
     return f"{name}@{_sha256(text.encode())[:16]}"
+
+
+def _defining_source(cls: type) -> str:
+    """The file of a class, since a method may call functions beside it; of a class without a file, its own text."""
+    module = inspect.getmodule(cls)
+    if module is None or getattr(module, "__file__", None) is None:
+        return inspect.getsource(cls)
+    return inspect.getsource(module)
 
 
 def check_mailbox(batch: int, slots: int, tokens: int, columns: int = N) -> None:

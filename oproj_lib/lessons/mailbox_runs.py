@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from oproj_lib import vgpu
-from oproj_lib.exchange import Channel, Exchange, sum_in_rank_order
+from oproj_lib.exchange import Exchange, sum_in_rank_order
 from oproj_lib.exchange_programs import build_mailbox_reduce, build_second_shot
 from oproj_lib.kernels.mailbox_reduce import MailboxReduce
 from oproj_lib.kernels.producer import OprojProducer
@@ -47,19 +47,6 @@ Arguments = Callable[[Exchange, int, Any], list[Any]]
 def bits(values: Array) -> Array:
     """BF16 values as uint16."""
     return np.ascontiguousarray(values).view(np.uint16)
-
-
-def name_writers(channel: Channel) -> None:
-    """Let findings about words that never arrive say which rank should have sent them."""
-    ranks = len(channel.boxes)
-
-    def sender(index: tuple[int, ...]) -> str:
-        slot, _, column = index
-        single = channel.writers == 1  # the second shot's result: the owner of the column sends it
-        return f"rank {layout.owner(column, N // ranks) if single else slot % channel.writers}"
-
-    for box in channel.boxes:
-        box.writer_of = sender
 
 
 # ---- whole calls ----
@@ -141,8 +128,6 @@ class Ranks:
         first = None if shots == 2 else self.sending
         self.engine = engine(K, staged_blocks=1, twoshot=shots == 2, transport=first, generations=True)
         self.reduce = reduce(self.exchange.result.writers)
-        for channel in (self.exchange.first, self.exchange.result):
-            name_writers(channel)
         self.rng = np.random.default_rng(seed)
         self.weights = [whole_numbers(self.rng, N, K) for _ in range(ranks)]
         self.buffers = [
@@ -324,7 +309,6 @@ def never_arrives(
         if not 0 <= value < count:
             raise ValueError(f"{name} = {value}: choose 0 to {count - 1}")
     exchange = Exchange(ranks, tokens)
-    name_writers(exchange.first)
     first = exchange.first.generation(0, 0)
     first[:] = 1
     first.view(np.uint32)[rank, token, column // 2] = SENTINEL

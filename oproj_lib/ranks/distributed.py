@@ -290,7 +290,9 @@ class DistributedRank:
 
         from oproj_lib.devices.publishing import upload
 
-        mine = upload(view, self.gpu.tensors).view(torch.int16)
+        mine = upload(view, self.gpu.tensors).view(
+            torch.uint8
+        )  # NCCL knows no 16-bit integers, and bits must stay
         parts = [torch.empty_like(mine) for _ in range(self.plan.ranks)]
         dist.all_gather(parts, mine)
         self.finish(f"gathering round {number}")
