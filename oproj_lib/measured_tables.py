@@ -50,7 +50,7 @@ def at(bench: HardwareBench, k: int, batch: int, name: str) -> Row:
     rows = bench.rows_at(k, batch, name)
     if not rows:
         raise ValueError(
-            f"{name} at K = {k}, M = {batch} is not in this session (consumer {bench.consumer}); at this K it has "
+            f"{name} at K = {k}, M = {batch} is not in this measurement (consumer {bench.consumer}); at this K it has "
             f"M = {', '.join(map(str, bench.batches(k)))} and {', '.join(bench.names())}"
         )
     return rows[0]
@@ -68,7 +68,7 @@ def ours(bench: HardwareBench, k: int, batch: int) -> Row:
     at(bench, k, batch, name)  # the error names what there is
     rows = [row for row in bench.rows_at(k, batch, name) if dict(row.settings) == tuned.settings]
     if not rows:
-        raise ValueError(f"{name} {tuned.settings} at K = {k}, M = {batch} is not in this session")
+        raise ValueError(f"{name} {tuned.settings} at K = {k}, M = {batch} is not in this measurement")
     return rows[0]
 
 
@@ -104,7 +104,7 @@ def bench_origin(bench: HardwareBench) -> str:
         bench.provenance,
         f"{bench.rounds} passes of {bench.replays} replays; consumer: {bench.consumer}; carve-out of the kernels "
         f"around: {carveout}",
-        f"memory in this session: copy {bench.ceilings.copy_tb_s:.2f}, read {bench.ceilings.read_tb_s:.2f} TB/s",
+        f"memory in this measurement: copy {bench.ceilings.copy_tb_s:.2f}, read {bench.ceilings.read_tb_s:.2f} TB/s",
     )
 
 

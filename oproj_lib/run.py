@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # these need CuTe DSL; launching a saved program does not
     from oproj_lib.devices import publishing as cuda_publishing
     from oproj_lib.devices.cuda import Gpu
     from oproj_lib.kernels.producer import OprojProducer
+    from oproj_lib.kernels.ring_engine import RingEngine
 
 ENGINES = ("producer", "umma", "wgmma")
 
@@ -190,16 +191,8 @@ def run_umma(
     """
     from oproj_lib.kernels.umma import OprojUmma
 
-    shape = Problem(ranks, batch)
-    check_target(target)
     how = Conditions(device, target, seed, inputs, exact, checks, schedule)
-    where = how.place("umma", transport)
-    options: dict[str, Any] = {} if budget is None else {"budget": budget}
-    engine = OprojUmma(
-        shape.k, **options, transport=transport_name(transport, ranks, where[0]), policy=policy
-    )
-    engine.plan(batch)
-    return run_engine("umma", engine, partial(build_umma, engine), shape, how, where)
+    return run_ring("umma", OprojUmma, build_umma, Problem(ranks, batch), budget, transport, policy, how)
 
 
 def run_wgmma(
@@ -223,16 +216,29 @@ def run_wgmma(
     """
     from oproj_lib.kernels.wgmma import OprojWgmma
 
-    shape = Problem(ranks, batch)
-    check_target(target)
     how = Conditions(device, target, seed, inputs, exact, checks, schedule)
-    where = how.place("wgmma", transport)
+    return run_ring("wgmma", OprojWgmma, build_wgmma, Problem(ranks, batch), budget, transport, policy, how)
+
+
+def run_ring(
+    name: str,
+    kind: type[RingEngine],
+    build: Callable[..., Program],
+    shape: Problem,
+    budget: int | None,
+    transport: str | None,
+    policy: str,
+    how: Conditions,
+) -> RunResult:
+    """What the engines with a ring have in common: checks the settings, then `run_engine`."""
+    check_target(how.target)
+    where = how.place(name, transport)
     options: dict[str, Any] = {} if budget is None else {"budget": budget}
-    engine = OprojWgmma(
-        shape.k, **options, transport=transport_name(transport, ranks, where[0]), policy=policy
+    engine = kind(
+        shape.k, **options, transport=transport_name(transport, shape.ranks, where[0]), policy=policy
     )
-    engine.plan(batch)
-    return run_engine("wgmma", engine, partial(build_wgmma, engine), shape, how, where)
+    engine.plan(shape.batch)
+    return run_engine(name, engine, partial(build, engine), shape, how, where)
 
 
 @dataclass(frozen=True)

@@ -156,11 +156,11 @@ def test_ours_is_the_preset_and_beyond_a_tile_the_ring_engine(bench: HardwareBen
         "wgmma",
     ]
     with pytest.raises(
-        ValueError, match=r"direct at K = 768, M = 3 is not in this session .* M = 1, 2, 4, 8"
+        ValueError, match=r"direct at K = 768, M = 3 is not in this measurement .* M = 1, 2, 4, 8"
     ):
         ours(bench, 768, 3)
     without = replace(bench, jobs=tuple(replace(job, rows=job.rows[:1]) for job in bench.jobs))
-    with pytest.raises(ValueError, match=r"torch\.mm at K = 1536, M = 8 is not in this session"):
+    with pytest.raises(ValueError, match=r"torch\.mm at K = 1536, M = 8 is not in this measurement"):
         at(without, 1536, 8, "torch.mm")
 
 
