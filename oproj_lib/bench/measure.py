@@ -104,8 +104,8 @@ class Ceilings:
         if us < floor:
             raise ImpossibleTimeError(
                 f"{what}: {us:.3f} us for {moved_bytes:,} bytes is {moved_bytes / us / 1e6:.2f} TB/s, and this GPU's "
-                f"memory reached {self.best_tb_s:.2f} TB/s in this measurement (floor {floor:.3f} us): weights were not "
-                "cold, or work was left out"
+                f"memory reached {self.best_tb_s:.2f} TB/s in this measurement (floor {floor:.3f} us): weights were "
+                "not cold, or work was left out"
             )
 
 
