@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from cutlass import Float32, Int32, Int64
 from oproj_lib.kernels import primitives
 from oproj_lib.kernels.direct import OprojProducerDirect
 from oproj_lib.kernels.lane import Shared
+from oproj_lib.kernels.transport import UnicastTransport
 from oproj_lib.problem import Problem
 from oproj_lib.program import Program, build_producer
 from oproj_lib.run import SLOT, SLOTS, delivery_findings, launch_on_vgpu
@@ -45,10 +47,10 @@ def expected(k: int, rows: int) -> np.ndarray:
     return expected_bits(x, weight, rows, chains_of(rows, 0))
 
 
-def differences(program: Program, k: int, rows: int, batch: int, **options: Any) -> int:
+def differences(program: Program, k: int, rows: int, batch: int, ranks: int = 2, **options: Any) -> int:
     """Outputs that are not the contract's bits; a finding raises."""
     x, weight = Problem(RANKS[k], 8).inputs(7)
-    mailboxes, report, _ = launch_on_vgpu(program, x[:batch], weight, ranks=2, **options)
+    mailboxes, report, _ = launch_on_vgpu(program, x[:batch], weight, ranks=ranks, **options)
     report.raise_for_findings()
     assert not delivery_findings(mailboxes, batch)
     bits = np.stack([mailbox.array[SLOT, :batch].view(np.uint16) for mailbox in mailboxes])
@@ -62,6 +64,29 @@ def test_the_bits_are_the_contracts(point: tuple[Any, ...]) -> None:
     check_sass(program).raise_for_problems()
     assert differences(program, k, rows, batch, checks=True) == 0
     assert differences(program, k, rows, batch, schedule=batch) == 0
+
+
+@pytest.mark.parametrize(
+    ("k", "staged_blocks", "rows", "target"),
+    [(768, 0, 2, "sm_90a"), (1536, 1, 2, "sm_90a"), (1536, 0, 4, "sm_100a")],
+)
+def test_one_ranks_address_is_looked_up_before_the_wait(
+    k: int, staged_blocks: int, rows: int, target: str
+) -> None:
+    program = build(k, staged_blocks, rows, 8, target, "unicast:1")
+    waits = program.ptx.index("griddepcontrol.wait")
+    lookups = [match.start() for match in re.finditer(r"ld\.global\.b64 ", program.ptx)]
+    assert len(lookups) == 1 and lookups[0] < waits
+    assert differences(program, k, rows, 8, ranks=1, checks=True) == 0
+
+    several = build(k, staged_blocks, rows, 8, target, "unicast:2").ptx
+    lookups = [match.start() for match in re.finditer(r"ld\.global\.b64 ", several)]
+    assert len(lookups) == 2 and min(lookups) > several.index("griddepcontrol.wait")
+
+
+def test_only_one_address_can_be_held() -> None:
+    with pytest.raises(ValueError, match="held with 2 ranks: mc holds one address, not 2"):
+        UnicastTransport(2, held=True)
 
 
 class PartsBackwards(OprojProducerDirect):

@@ -7,6 +7,7 @@ Beside the x paths of `OprojProducer`, with the same bits out, for one token til
   K = 1536 (one staged block).
 * The K parts are added by 256 threads, two rows each, instead of by 8 threads per token, eight rows each: the
   same additions in the same order, less of it in one thread. Three shuffles bring a chunk's words together.
+* With one rank, the mailbox's address is looked up before the wait and kept, where two registers are left for it.
 * The address translations of x and of the mailbox are fetched before the wait, by a prefetch into L2 (which
   is coherent, so it does no harm that x is not written yet; no value is read).
 
@@ -23,15 +24,18 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.arch import shuffle_sync_down
 
 from oproj_lib.kernels import primitives
-from oproj_lib.kernels.configuration import Configuration
+from oproj_lib.kernels.configuration import REGISTER_LIMIT, Configuration
 from oproj_lib.kernels.lane import Shared, this_lane
 from oproj_lib.kernels.producer import OprojProducer
-from oproj_lib.kernels.transport import Transport
+from oproj_lib.kernels.transport import Transport, UnicastTransport
 from oproj_lib.layouts import publish as chunks
 from oproj_lib.layouts import shared_memory
 from oproj_lib.layouts.fragments import BF16_BYTES, CHUNK
 from oproj_lib.layouts.shared_memory import PARTIAL_TILE_BYTES
 from oproj_lib.problem import ROWS_PER_CTA
+
+ADDRESS_REGISTERS = 2
+"""A 64-bit address."""
 
 
 class OprojProducerDirect(OprojProducer):
@@ -55,6 +59,13 @@ class OprojProducerDirect(OprojProducer):
     ) -> None:
         self.config = Configuration(k, staged_blocks, rows, group_tiles, direct=True)
         self.set_publishing(twoshot, transport, policy, generations)
+        if self.transport == UnicastTransport() and self.has_registers_for_address():
+            self.transport = UnicastTransport(held=True)
+
+    def has_registers_for_address(self) -> bool:
+        """Whether a thread can keep a 64-bit address from before the wait to its last store."""
+        need = self.config.plan(1).register_need  # the same for every batch: there is one tile
+        return need + ADDRESS_REGISTERS <= REGISTER_LIMIT
 
     # Device
 
@@ -69,10 +80,15 @@ class OprojProducerDirect(OprojProducer):
         trigger_after_wait: bool = True,
         state: Int64 | None = None,
     ) -> None:
-        """As `OprojProducer.compute`, the translations of x and of the mailbox fetched before the wait."""
+        """As `OprojProducer.compute`, with the mailbox's address and translation, and x's, fetched before the wait.
+
+        The table of addresses is the host's, no kernel writes it, so it may be read that early.
+        """
         cta, _, _ = cute.arch.block_idx()
         primitives.prefetch_l2(x.iterator.toint())
         primitives.prefetch_l2(mailbox.iterator.toint() + Int64(cta * ROWS_PER_CTA) * BF16_BYTES)
+        if self.transport == UnicastTransport(held=True):
+            mc = primitives.load_address(mc, 0)
         super().compute(x, weights, shared, mailbox, mc, slot, trigger_after_wait, state)
 
     @cute.jit

@@ -104,13 +104,20 @@ class MulticastTransport:
 
 @dataclass(frozen=True)
 class UnicastTransport:
-    """``mc`` is the address of an int64[ranks] table of mailbox base addresses: one store per rank."""
+    """``mc`` is the address of an int64[ranks] table of mailbox base addresses: one store per rank.
+
+    held: for one rank, the kernel has looked its base address up itself, early, and ``mc`` is that address. A build's
+    own matter: the kernel's argument is the table, and the name the same.
+    """
 
     ranks: int = 1
+    held: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= MAX_RANKS:
             raise ValueError(f"unicast to {self.ranks} ranks: choose 1 to {MAX_RANKS}")
+        if self.held and self.ranks != 1:
+            raise ValueError(f"held with {self.ranks} ranks: mc holds one address, not {self.ranks}")
 
     @property
     def name(self) -> str:
@@ -137,7 +144,10 @@ class UnicastTransport:
     ) -> None:
         """The same 16 bytes to ``base[rank] + offset`` for every rank."""
         offset = chunk_offset(mailbox, slot, token, column)
-        bases = [primitives.load_address(mc, rank, loc=loc, ip=ip) for rank in range(self.ranks)]
+        if self.held:
+            bases = [mc]
+        else:
+            bases = [primitives.load_address(mc, rank, loc=loc, ip=ip) for rank in range(self.ranks)]
         for base in bases:
             primitives.store_chunk(base + offset, words, loc=loc, ip=ip)
 
