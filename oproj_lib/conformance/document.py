@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from oproj_lib.sweep import record as sweep_record
+
 from .case import Array, Case, expected
 from .differences import DIFFERENCES
 from .record import decode, recorded
@@ -26,6 +28,8 @@ def document() -> str:
         "## Approximate functions": approximation_table(run),
         "## Not compared": [f"* `{name}`: {why}." for name, why in (NOT_COVERED | MACHINE_DEPENDENT).items()],
     }
+    if sweep_record.DATA.exists():
+        sections["## Every configuration"] = sweep_record.markdown(sweep_record.read(sweep_record.DATA))
     return "\n".join(f"{title}\n\n" + "\n".join(lines) + "\n" for title, lines in sections.items())
 
 
