@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -23,7 +23,7 @@ def add_ranks_command(commands: Any) -> None:
         "ranks",
         help="ranks project, exchange partial sums and consume them, round after round; checked bit for bit",
         epilog="GPUs: torchrun --nproc-per-node R -m oproj_lib ranks --device cuda ...; or --device cuda --local "
-        "--ranks R for R ranks on one GPU",
+        "--ranks R for R ranks on one GPU. Exit code: 0 right, 1 findings, 2 nothing was run, 3 a rank was lost",
     )
     add = ranks.add_argument
     add("-d", "--device", default="vgpu", help="vgpu or cuda (default vgpu)")
@@ -79,15 +79,26 @@ def add_ranks_command(commands: Any) -> None:
         help="cuda: rounds between two checks that all ranks live (default 20)",
     )
     add("--programs", help="cuda: a folder that --build made; CuTe DSL is then not needed")
+    add(
+        "--suite",
+        nargs="+",
+        metavar="DIR",
+        help="cuda, torchrun: folders that --build made, or folders of such, one after the other in one start, each "
+        "with the options it was built with",
+    )
     add("--build", metavar="DIR", help="only compile the programs of these options into a folder")
     add("--timeline", action="store_true", help="vgpu: when the grids of the last rounds ran")
-    add("--json", action="store_true", help="one JSON object")
-    ranks.set_defaults(command=ranks_command)
+    add("--json", action="store_true", help="JSON, a line per run")
+    ranks.set_defaults(command=ranks_command, defaults=vars(ranks.parse_args([])))
 
 
 VGPU_ONLY = {"ctas": None, "in_flight": 3, "skew": False, "checks": False, "timeline": False}
-CUDA_ONLY = {"local": False, "gpu": 0, "multicast": False, "timeout": 60.0, "heartbeat": 20, "programs": None}
+CUDA_ONLY = {
+    "local": False, "gpu": 0, "multicast": False, "timeout": 60.0, "heartbeat": 20, "programs": None, "suite": None
+}  # fmt: skip
 """Options of one device, with their defaults."""
+SUITE = ("device", "suite", "timeout", "heartbeat", "json", "command")
+"""Options that a suite leaves open."""
 
 
 def check_options(arguments: argparse.Namespace) -> None:
@@ -99,6 +110,17 @@ def check_options(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) != default:
             raise ValueError(
                 f"--{name.replace('_', '-')} does not belong to ranks --device {arguments.device}"
+            )
+    if arguments.suite:
+        check_suite_options(arguments)
+
+
+def check_suite_options(arguments: argparse.Namespace) -> None:
+    """Raises ValueError for an option of a single run beside --suite."""
+    for name, default in arguments.defaults.items():
+        if name not in SUITE and getattr(arguments, name) != default:
+            raise ValueError(
+                f"--{name.replace('_', '-')} beside --suite: every folder is run as it was built; give it with --build"
             )
 
 
@@ -153,6 +175,10 @@ def plan_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -> An
 
 def ranks_command(arguments: argparse.Namespace) -> int:
     check_options(arguments)
+    if arguments.suite:
+        from oproj_lib.ranks.programs import suite
+
+        return under_torchrun(suite(arguments.suite), arguments)
     plan = plan_of(arguments, os.environ)
     if arguments.build:
         from oproj_lib.ranks import programs
@@ -177,24 +203,33 @@ def on_cuda(plan: Any, arguments: argparse.Namespace) -> int:
         from oproj_lib.ranks.local import run_local
 
         return report(run_local(plan, gpu=arguments.gpu, programs=arguments.programs), arguments.json)
+    from oproj_lib.ranks.programs import Task
+
+    return under_torchrun([Task(plan, arguments.programs)], arguments)
+
+
+def under_torchrun(tasks: Sequence[Any], arguments: argparse.Namespace) -> int:
+    """This process's rank of every task; each result is printed as soon as it is there, by rank 0, and by the others
+    when they found something. EXIT_FOUND if any did."""
     from oproj_lib.ranks.distributed import run_distributed
 
-    result = run_distributed(
-        plan, programs=arguments.programs, timeout=arguments.timeout, heartbeat=arguments.heartbeat
-    )
-    if result.rank == 0 or not result.ok:
-        return report(result, arguments.json)
-    return EXIT_OK
+    def show(result: Any) -> None:
+        if result.rank == 0 or not result.ok:
+            report(result, arguments.json)
+
+    results = run_distributed(tasks, timeout=arguments.timeout, heartbeat=arguments.heartbeat, report=show)
+    return EXIT_OK if all(result.ok for result in results) else EXIT_FOUND
 
 
 def report(result: Any, as_json: bool) -> int:
     """Print what a run found; the exit code."""
     if as_json:
-        print(json.dumps(result.as_dict()))
+        print(json.dumps(result.as_dict()), flush=True)
         return EXIT_OK if result.ok else EXIT_FOUND
     plan = result.plan
+    name = f"{result.name}: " if result.name else ""
     table = Table(
-        title=f"{plan.ranks} ranks, {plan.shots}-shot, {plan.engine} and {plan.consumer} on {result.device}"
+        title=f"{name}{plan.ranks} ranks, {plan.shots}-shot, {plan.engine} and {plan.consumer} on {result.device}"
     )
     for name in ("rounds", "M", "bit-exact sums", "payload", "seconds", "findings"):
         table.add_column(name)

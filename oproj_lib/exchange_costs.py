@@ -106,8 +106,7 @@ def break_even(ranks: int, crossing_us: float, link_gb_s: float) -> int | None:
 
 @dataclass(frozen=True)
 class RecordedExchange:
-    """One recording session. us: name -> M -> microseconds; ours: the same for kernels of this project, empty until
-    they have been measured."""
+    """One recording session of exchanges by themselves. us: name -> M -> microseconds."""
 
     machine: str
     date: str
@@ -115,19 +114,18 @@ class RecordedExchange:
     method: str
     ranks: int
     us: Mapping[str, Mapping[int, float]]
-    ours: Mapping[str, Mapping[int, float]]
 
     @property
     def batches(self) -> tuple[int, ...]:
         """Every M that was recorded."""
-        return tuple(sorted({m for times in (*self.us.values(), *self.ours.values()) for m in times}))
+        return tuple(sorted({m for times in self.us.values() for m in times}))
 
 
 def recorded_exchange() -> RecordedExchange:
     """The session on two H200."""
     data = json.loads((DATA / "recorded_exchange_h200x2.json").read_text(encoding="utf-8"))
-    rows, ours = data.pop("exchange_us"), data.pop("ours_us")
-    return RecordedExchange(**data, us=_by_batch(rows), ours=_by_batch(ours))
+    rows = data.pop("exchange_us")
+    return RecordedExchange(**data, us=_by_batch(rows))
 
 
 def _by_batch(rows: list[dict[str, Any]]) -> dict[str, dict[int, float]]:

@@ -10,8 +10,6 @@ from oproj_lib.exchange_costs import Cost, RecordedExchange
 from oproj_lib.lessons.mailbox_runs import BROKEN, Delivery, ExchangeRun, Polled
 from oproj_lib.program import Program
 
-NOT_MEASURED = "this project's exchange"
-
 
 def _table(title: str, *columns: str, caption: str | None = None) -> Table:
     """The first column to the left, the others to the right."""
@@ -105,18 +103,16 @@ def costs_table(costs: Sequence[Cost], ranks: int, tokens: int) -> Table:
 
 
 def recorded_exchange_table(recorded: RecordedExchange) -> Table:
-    """Recorded microseconds; a row of this project's own as long as it has not been measured says so."""
+    """Recorded microseconds of exchanges by themselves."""
     table = _table(
         f"recorded on {recorded.machine}, {recorded.date}, {recorded.software}",
         "exchange",
         *(f"M = {batch}" for batch in recorded.batches),
         caption=recorded.method,
     )
-    for name, times in {**recorded.us, **recorded.ours}.items():
+    for name, times in recorded.us.items():
         table.add_row(
             name,
             *(f"{times[batch]:.1f}" if batch in times else "not recorded" for batch in recorded.batches),
         )
-    if not recorded.ours:
-        table.add_row(NOT_MEASURED, *["not measured yet"] * len(recorded.batches))
     return table

@@ -4,8 +4,9 @@ whose kernels are NumPy (`rank_kernels`)."""
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -16,26 +17,22 @@ import torch
 from rank_kernels import RankKernels, replayed
 from stand_in_driver import StandInGpu
 
+from oproj_lib import cli
 from oproj_lib.bench import exchange
+from oproj_lib.cli_ranks import check_options
 from oproj_lib.program import Program
 from oproj_lib.ranks import agreement as rules
+from oproj_lib.ranks import distributed as distributed_module
 from oproj_lib.ranks import programs
 from oproj_lib.ranks.agreement import EXIT_LOST, Agreement, Disagreement, RankLostError, Watchdog, end_process
-from oproj_lib.ranks.distributed import (
-    DistributedRank,
-    agree,
-    announce,
-    check_heartbeat,
-    place_of,
-    run_distributed,
-    set_multicast,
-)
+from oproj_lib.ranks.distributed import DistributedRank, agree, announce, check_heartbeat, run_distributed
 from oproj_lib.ranks.gpu_rank import new_mailbox, table_of
 from oproj_lib.ranks.local import run_local
 from oproj_lib.ranks.memory import bind
 from oproj_lib.ranks.plan import Plan, few_batches
-from oproj_lib.ranks.programs import build_chains
+from oproj_lib.ranks.programs import Task, build_chains, built_plan, suite
 from oproj_lib.ranks.result import RanksResult
+from oproj_lib.ranks.world import place_of, set_multicast
 
 PLAN = Plan(2, 7, engine="payload", transport="unicast", tokens=3, batches=(3, 1), payload="nasty")
 
@@ -254,7 +251,9 @@ def test_the_end_comes_also_without_a_store(capsys: pytest.CaptureFixture[str]) 
 
     with pytest.raises(Left):
         end_process(alone(Gone()), ValueError("x"), leave)
-    assert "the other ranks could not be told: store is gone" in capsys.readouterr().err
+    assert re.search(
+        "the other ranks could not be told: .*which kept it: store is gone", capsys.readouterr().err
+    )
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the exit of the thread
@@ -292,7 +291,9 @@ def test_a_world_that_is_not_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="rank = 2: 2 ranks"):
-        run_distributed(PLAN)
+        run_distributed([Task(PLAN)])
+    with pytest.raises(ValueError, match="a suite has one transport"):
+        run_distributed([Task(replace(PLAN, ranks=3)), Task(replace(PLAN, ranks=3, transport="multicast"))])
 
 
 def test_multicast_is_off_unless_it_is_wanted() -> None:
@@ -373,10 +374,13 @@ class ThreadRank(DistributedRank):
     def finish(self, doing: str) -> None:
         self.agreement.exchange(f"finished {doing}", "done")
 
-    def reduced(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        partials = np.stack([self.inputs.exact(number, rank) for rank in range(self.plan.ranks)])
-        with np.errstate(invalid="ignore"):
-            return partials, partials.sum(axis=0)
+    def reduced(self, numbers: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+        made = []
+        for number in numbers:
+            partials = np.stack([self.inputs.exact(number, rank) for rank in range(self.plan.ranks)])
+            with np.errstate(invalid="ignore"):
+                made.append((partials, partials.sum(axis=0)))
+        return made
 
 
 def distributed(
@@ -431,6 +435,74 @@ def test_hashes_show_ranks_that_differ() -> None:
     assert together(2, work) == [["round 21: ranks 0 and 1 differ"], ["round 21: ranks 1 and 0 differ"]]
 
 
+def test_shards_of_a_two_shot_exchange_are_put_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes travel, since NCCL has no 16-bit integers; here "the other rank" has the same shard, doubled."""
+    run = object.__new__(DistributedRank)
+    run.plan = Plan(2, shots=2, transport="unicast")
+    waited: list[str] = []
+    monkeypatch.setattr(run, "finish", waited.append, raising=False)
+    view = torch.tensor([[[1.0, 2.0]], [[3.0, -0.0]]]).bfloat16()
+
+    def gathered(mine: Any, ranks: int) -> list[Any]:
+        assert (mine.dtype, mine.shape, ranks) == (torch.uint8, (2, 1, 4), 2)
+        return [mine, (2 * mine.view(torch.bfloat16)).view(torch.uint8)]
+
+    monkeypatch.setattr(distributed_module, "all_gathered", gathered)
+    (whole,) = run.gathered([5], [view])
+    assert whole.astype(float).tolist() == [[[1, 2, 2, 4]], [[3, 0, 6, 0]]]
+    assert np.signbit(whole[1, 0].astype(float)).tolist() == [False, True, False, True]
+    assert waited == ["gathering rounds 5 to 5"]
+
+
+# Suites
+
+
+def test_a_suite_is_folders_in_order(tmp_path: Any) -> None:
+    plans = {"b": PLAN, "a": replace(PLAN, rounds=3), "alone": replace(PLAN, seed=4)}
+    for name, plan in plans.items():
+        folder = tmp_path / ("" if name == "alone" else "inside") / name
+        folder.mkdir(parents=True)
+        (folder / "ranks.json").write_text(json.dumps(plan.as_dict()))
+    tasks = suite([tmp_path / "inside", tmp_path / "alone"])
+    assert [(task.name, task.plan) for task in tasks] == [(name, plans[name]) for name in ("a", "b", "alone")]
+    with pytest.raises(FileNotFoundError, match=r"no ranks\.json in .*nothing or in a folder inside it"):
+        suite([tmp_path / "nothing"])
+    with pytest.raises(ValueError, match="two folders are called b: results are told apart by name"):
+        suite([tmp_path / "inside", tmp_path / "inside" / "b"])
+
+
+def test_a_suite_runs_as_it_was_built() -> None:
+    def check(*options: str) -> None:
+        check_options(cli.parser().parse_args(["ranks", *options]))
+
+    check("-d", "cuda", "--suite", "x", "y", "--timeout", "5", "--heartbeat", "7", "--json")
+    for options, message in (
+        (
+            ["--rounds", "300"],
+            "--rounds beside --suite: every folder is run as it was built; give it with --build",
+        ),
+        (["--local"], "--local beside --suite"),
+        (["--programs", "z"], "--programs beside --suite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check("-d", "cuda", "--suite", "x", *options)
+    with pytest.raises(ValueError, match="--suite does not belong to ranks --device vgpu"):
+        check("--suite", "x")
+
+
+# The store
+
+
+def test_a_store_that_is_gone_is_told_from_a_silent_rank() -> None:
+    class Gone(FakeStore):
+        def check(self, keys: list[str]) -> bool:
+            raise torch.distributed.DistNetworkError("connection was closed\nException raised from ...")
+
+    text = "rank 0 lost the key-value store, and so rank 0 or torchrun, which kept it: connection was closed$"
+    with pytest.raises(RankLostError, match=text):
+        alone(Gone()).exchange("plan", "x")
+
+
 # The benchmark of an exchange
 
 
@@ -441,12 +513,37 @@ def test_what_the_benchmark_refuses(tmp_path: Any) -> None:
         exchange.chosen("nccl,smoke")
     assert exchange.chosen("none") == [] and exchange.chosen("two_shot") == ["two_shot"]
     with pytest.raises(FileNotFoundError, match=r"no ranks\.json"):
-        exchange.read_plan(str(tmp_path), 2)
+        built_plan(tmp_path)
+    engine = replace(PLAN, engine="producer")
     for plan, world, message in (
         (PLAN, 2, "holds engine 'payload', which projects nothing"),
-        (replace(PLAN, engine="producer"), 4, "was built for 2 ranks, torchrun started 4"),
+        (engine, 4, "was built for 2 ranks, torchrun started 4"),
+        (
+            replace(engine, consumer="attnres"),
+            2,
+            "holds the consumer 'attnres': the alternatives end in a sum",
+        ),
+        (replace(engine, transport="multicast"), 2, "was built for multicast: only unicast is measured"),
     ):
-        (tmp_path / "ranks.json").write_text(json.dumps(plan.as_dict()))
         with pytest.raises(ValueError, match=message):
-            exchange.read_plan(str(tmp_path), world)
-    assert exchange.read_plan(str(tmp_path), 2).batches == (3, 1)
+            exchange.check_task(Task(plan, "folder"), world)
+    task = exchange.check_task(Task(engine, "folder"), 2)
+    assert exchange.chosen_batches("1,3", [task]) == [1, 3]
+    with pytest.raises(ValueError, match=r"--batches: no program for M in \[8\]; choose from \[1, 3\]"):
+        exchange.chosen_batches("8,1", [task])
+
+
+def test_what_is_exposed_is_counted_on_the_slowest_rank() -> None:
+    """By hand: replay by replay the slower rank, chain minus predecessor, then quartiles of the differences."""
+    store = FakeStore()
+    mine = [{"predecessor": [9.0, 9.0, 9.2], "ours": [12.0, 15.0, 13.0]},
+            {"predecessor": [9.1, 8.0, 9.1], "ours": [11.0, 16.0, 14.2]}]  # fmt: skip
+
+    def work(rank: int) -> dict[str, float]:
+        bench = object.__new__(exchange.Bench)
+        bench.agreement, bench.steps = Agreement(store, rank, 2, 5.0), 0
+        slowest = bench.slowest(mine[rank])
+        return exchange.quartiles(slowest["ours"] - slowest["predecessor"])
+
+    for result in together(2, work):  # differences 2.9, 7.0, 5.0
+        assert result == pytest.approx({"median_us": 5.0, "q1_us": 3.95, "q3_us": 6.0})

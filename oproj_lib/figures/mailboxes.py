@@ -29,6 +29,7 @@ from oproj_lib.layouts import mailbox as layout
 from oproj_lib.layouts.fragments import BF16_BYTES, CHUNK, CHUNK_BYTES
 from oproj_lib.layouts.mailbox import CHUNK_WORDS, GENERATIONS
 from oproj_lib.layouts.publish import mailbox_offset
+from oproj_lib.measured_exchange import ALTERNATIVES, TARGET_US, ExchangeRow, MeasuredExchange
 from oproj_lib.problem import CTAS, MAX_BATCH, ROWS_PER_CTA, N
 
 
@@ -257,11 +258,11 @@ def shots_by_batch(ranks: int, batch: int, *, crossing_us: float, link_gb_s: flo
 
 
 def recorded_exchanges(recorded: RecordedExchange) -> Picture:
-    """Bars of a recorded session, a group per M; kernels of this project last, as far as they have been recorded."""
+    """Bars of a recorded session, a group per M."""
     picture = Picture(9.5, 3.7)
     title = f"recorded: {recorded.machine}, {recorded.date}, {recorded.software}"
     axes = plain(picture.subplots(), title=title, y="microseconds", grid="y")
-    rows = [*recorded.us.items(), *recorded.ours.items()]
+    rows = [*recorded.us.items()]
     colours = (PURPLE, BLUE, ORANGE, MUTED, VERMILLION, GREEN)
     width = 0.8 / len(rows)
     for number, (name, times) in enumerate(rows):
@@ -286,3 +287,45 @@ def recorded_exchanges(recorded: RecordedExchange) -> Picture:
         f"Bar chart of recorded microseconds per exchange on {recorded.machine}, {recorded.date}: {listed}."
     )
     return picture
+
+
+def exposed_exchanges(measured: MeasuredExchange) -> Picture:
+    """Recorded microseconds that a layer waits for projection, exchange and reduction: a panel per K, a group per M,
+    the least exposed of ours beside the alternatives, quartiles as whiskers."""
+    picture = Picture(11.5, 4.0)
+    panels = picture.subplots(1, len(measured.ks), squeeze=False)[0]
+    colours, said = (GREEN, PURPLE, BLUE, ORANGE), []
+    for axes, k in zip(panels, measured.ks, strict=True):
+        plain(axes, title=f"K = {k}, recorded", y="microseconds exposed", grid="y")
+        for group, batch in enumerate(measured.batches(k)):
+            rows = _beside(measured, k, batch)
+            for number, row in enumerate(rows):
+                _whiskered(axes, group + (number - len(rows) / 2 + 0.5) * 0.2, row, colours[number])
+            listed = ", ".join(f"{measured.label(row.candidate)} {row.median_us:.2f}" for row in rows)
+            said.append(f"K = {k}, M = {batch}: {listed}")
+        axes.set_xticks(range(len(measured.batches(k))), [f"M = {m}" for m in measured.batches(k)])
+    panels[0].axhline(TARGET_US, color=MUTED, lw=1, ls="--", label=f"target at M <= 8: {TARGET_US:g}")
+    names = ["ours, the least exposed", *ALTERNATIVES.values()]
+    for colour, name in zip(colours, names, strict=True):
+        panels[0].bar(0, 0, color=colour, label=name)
+    panels[0].legend(fontsize=7.5, frameon=False, loc="upper left")
+    top = max(row.q3_us for row in measured.rows)
+    for axes in panels:
+        axes.set_ylim(0, 1.6 * top)
+    together = "; ".join(said)
+    picture.alt = f"Bar charts of exposed microseconds, medians and quartiles, {measured.title}. {together}."
+    return picture
+
+
+def _beside(measured: MeasuredExchange, k: int, batch: int) -> list[ExchangeRow]:
+    """The best of ours and every alternative."""
+    there = {row.candidate: row for row in measured.rows if (row.k, row.batch) == (k, batch)}
+    return [measured.best(k, batch, ours=True), *(there[name] for name in ALTERNATIVES if name in there)]
+
+
+def _whiskered(axes: Axes, left: float, row: ExchangeRow, colour: str) -> None:
+    """One bar, its quartiles and its number."""
+    axes.bar(left, row.median_us, 0.18, color=colour)
+    whiskers = [[row.median_us - row.q1_us], [row.q3_us - row.median_us]]
+    axes.errorbar([left], [row.median_us], yerr=whiskers, color=INK, lw=1, capsize=2)
+    axes.text(left, row.q3_us, f"{row.median_us:.1f}", ha="center", va="bottom", fontsize=7)

@@ -13,7 +13,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn, Protocol
 
 EXIT_LOST = 3
@@ -67,9 +68,26 @@ class Agreement:
 
         Raises RankLostError when a rank has failed, or some have not answered within the timeout.
         """
-        self.store.set(f"{topic}/{self.rank}", value)
+        self.tell(topic, value)
         self.wait(lambda: not self.missing(topic), f"all ranks' {topic}", lambda: self.missing(topic))
-        return [self.store.get(f"{topic}/{rank}").decode() for rank in range(self.ranks)]
+        with self.store_there():
+            return [self.store.get(f"{topic}/{rank}").decode() for rank in range(self.ranks)]
+
+    def tell(self, topic: str, value: str) -> None:
+        """This rank's value, for whoever asks. Raises RankLostError without a store."""
+        with self.store_there():
+            self.store.set(f"{topic}/{self.rank}", value)
+
+    @contextmanager
+    def store_there(self) -> Iterator[None]:
+        """Raises RankLostError where the store does not answer: its process has ended."""
+        try:
+            yield
+        except (RuntimeError, OSError) as error:  # torch's DistError is a RuntimeError
+            reason = str(error).partition("\n")[0]
+            raise RankLostError(
+                f"rank {self.rank} lost the key-value store, and so rank 0 or torchrun, which kept it: {reason}"
+            ) from error
 
     def same(self, topic: str, value: str, what: str) -> None:
         """Go on only if all ranks have the same value.
@@ -87,7 +105,8 @@ class Agreement:
 
     def missing(self, topic: str) -> list[int]:
         """Ranks that have not said anything about a topic."""
-        return [rank for rank in range(self.ranks) if not self.store.check([f"{topic}/{rank}"])]
+        with self.store_there():
+            return [rank for rank in range(self.ranks) if not self.store.check([f"{topic}/{rank}"])]
 
     def wait(
         self, done: Callable[[], bool], what: str, who: Callable[[], Sequence[int]] = lambda: ()
@@ -110,11 +129,13 @@ class Agreement:
 
     def fail(self, reason: str) -> None:
         """Tell all ranks that this one gives up."""
-        self.store.set(ABORT, f"rank {self.rank} failed: {reason}")
+        with self.store_there():
+            self.store.set(ABORT, f"rank {self.rank} failed: {reason}")
 
     def failed(self) -> str:
         """Why another rank has given up, or nothing."""
-        return self.store.get(ABORT).decode() if self.store.check([ABORT]) else ""
+        with self.store_there():
+            return self.store.get(ABORT).decode() if self.store.check([ABORT]) else ""
 
 
 class Watchdog:

@@ -1,17 +1,21 @@
 """One process per GPU, started by torchrun: mailboxes in symmetric memory, a CUDA graph per number of tokens.
 
     torchrun --nproc-per-node 2 -m oproj_lib ranks --device cuda --rounds 200
+    torchrun --nproc-per-node 2 -m oproj_lib ranks --device cuda --suite folder
 
-Order of events, on every rank:
+A suite is one plan after the other in the same processes. Order of events, on every rank:
 
-    1. programs: compiled, or read from a folder; arguments checked        an error here ends all ranks
-    2. agreement on plan and programs, through torchrun's store           differences: an error, nothing launched
-    3. memory: torch.distributed._symmetric_memory, peers' addresses
-    4. every `heartbeat` rounds: agreement on their numbers of tokens, replay, wait with a timeout, hash exchange
+    1. programs: compiled, or read from folders; arguments checked        an error here ends all ranks
+    2. the ranks find each other                                          one that is missing is named (``world``)
+    then for every plan
+    3. agreement on plan and programs, through torchrun's store           differences: an error, nothing launched
+    4. memory: torch.distributed._symmetric_memory, peers' addresses
+    5. every `heartbeat` rounds: agreement on their numbers of tokens, replay, wait with a timeout, hash exchange
 
-A rank that fails or waits too long prints who is missing and leaves through ``agreement.end_process``; the others see
-it in the store within their own timeout. Multicast addresses are used only on request, and torch is told not to
-create any otherwise (TORCH_SYMM_MEM_DISABLE_MULTICAST, NCCL_NVLS_ENABLE).
+A plan with findings does not keep the next one from running. A rank that fails or waits too long prints who is
+missing and leaves through ``agreement.end_process``; the others see it in the store within their own timeout.
+Multicast addresses are used only on request, and torch is told not to create any otherwise
+(TORCH_SYMM_MEM_DISABLE_MULTICAST, NCCL_NVLS_ENABLE).
 """
 
 from __future__ import annotations
@@ -19,15 +23,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, NoReturn
 
 import numpy as np
 
-from oproj_lib.devices.cuda import Gpu, open_driver
+from oproj_lib.devices.cuda import Gpu
 from oproj_lib.devices.publishing import download
 from oproj_lib.problem import Array
 from oproj_lib.ranks import verdict
@@ -36,45 +40,12 @@ from oproj_lib.ranks.gpu_rank import GpuRank, capture, digest, load_kernels, new
 from oproj_lib.ranks.inputs import Inputs
 from oproj_lib.ranks.local import download64, published_findings
 from oproj_lib.ranks.plan import PAYLOAD, Plan
-from oproj_lib.ranks.programs import Chain, attnres_threads, build_chains, load
+from oproj_lib.ranks.programs import Chain, Task, attnres_threads
 from oproj_lib.ranks.result import RanksResult
+from oproj_lib.ranks.world import World, join, leave, place_of
 
-NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
-"""Environment without which torch and NCCL create multicast objects of their own accord."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where torchrun has put this process."""
-
-    rank: int
-    world: int
-    local_rank: int
-
-
-def place_of(environment: Mapping[str, str]) -> Place:
-    """From torchrun's variables. Raises ValueError where they are missing."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    lacking = [name for name in names if name not in environment]
-    if lacking:
-        raise ValueError(
-            f"{', '.join(lacking)} not set: start with torchrun --nproc-per-node R -m oproj_lib ranks ..."
-        )
-    return Place(*(int(environment[name]) for name in names))
-
-
-def set_multicast(environment: MutableMapping[str, str], wanted: bool) -> None:
-    """Before torch.distributed starts: no multicast objects unless they are wanted.
-
-    Raises ValueError where they are wanted and this environment forbids them.
-    """
-    if not wanted:
-        environment.update(NO_MULTICAST)
-    elif environment.get("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0") not in ("", "0"):
-        raise ValueError(
-            "--multicast, and TORCH_SYMM_MEM_DISABLE_MULTICAST = "
-            f"{environment['TORCH_SYMM_MEM_DISABLE_MULTICAST']} in this environment forbids it: leave --multicast out"
-        )
+JUDGES = 16
+"""Most threads of a process that judge rounds; NumPy lets them run at the same time."""
 
 
 def check_heartbeat(heartbeat: int) -> int:
@@ -85,35 +56,52 @@ def check_heartbeat(heartbeat: int) -> int:
 
 
 def run_distributed(
-    plan: Plan,
+    tasks: Sequence[Task],
     *,
-    programs: Path | str | None = None,
     timeout: float = 60.0,
     heartbeat: int = 20,
-) -> RanksResult:
-    """Runs this process's rank. Does not return where a rank is lost after the first launch.
+    report: Callable[[RanksResult], object] = lambda result: None,
+) -> list[RanksResult]:
+    """Runs this process's rank of every task, one after the other; ``report`` gets each result as soon as it is there.
 
-    Raises ValueError before anything is launched, for a plan or folder that does not fit, and on every rank where the
-    ranks' plans differ or a rank is missing; CudaError where there is no GPU.
+    Does not return where a rank is lost after the first launch. Raises ValueError before anything is launched, for a
+    plan or folder that does not fit, and on every rank where the ranks' plans differ or a rank is missing; CudaError
+    where there is no GPU.
     """
-    place = place_of(os.environ)
-    plan.check_rank(place.rank)
-    check_heartbeat(heartbeat)
-    set_multicast(os.environ, plan.transport == "multicast")
-    import torch
     import torch.distributed as dist
 
-    open_driver()  # says what is missing
-    torch.cuda.set_device(place.local_rank)
-    dist.init_process_group(
-        "nccl", timeout=timedelta(seconds=2 * timeout), device_id=torch.device("cuda", place.local_rank)
-    )
-    store = dist.PrefixStore("oproj_lib", dist.distributed_c10d._get_default_store())
-    agreement = Agreement(store, place.rank, place.world, timeout)
+    place = place_of(os.environ)
+    for task in tasks:
+        task.plan.check_rank(place.rank)
+    check_heartbeat(heartbeat)
+    multicast = {task.plan.transport == "multicast" for task in tasks}
+    if len(multicast) != 1:
+        raise ValueError("a suite has one transport: multicast or unicast, not both")
+    loaded = [(task, task.chains()) for task in tasks]
     try:
-        chains = build_chains(plan) if programs is None else load(plan, programs)
+        world = join(place, os.environ, timeout, multicast=multicast.pop())
+    except RankLostError as error:
+        raise_error(error)
+    results, gpu = [], Gpu(place.local_rank)
+    try:
+        for number, (task, chains) in enumerate(loaded):
+            result = run_task(world, f"task {number}", task.plan, chains, gpu, heartbeat)
+            results.append(replace(result, name=task.name))
+            report(results[-1])
+    finally:
+        leave(world)
+    dist.destroy_process_group()
+    return results
+
+
+def run_task(
+    world: World, topic: str, plan: Plan, chains: Mapping[int, Chain], gpu: Gpu, heartbeat: int
+) -> RanksResult:
+    """One plan. Raises and ends as ``run_distributed``."""
+    agreement = world.agreement(topic)
+    try:
         agree(agreement, plan, chains)
-        run = DistributedRank(plan, chains, Gpu(place.local_rank), agreement, dist.group.WORLD)
+        run = DistributedRank(plan, chains, gpu, agreement, world.group)
     except (Disagreement, RankLostError) as error:
         raise_error(error)
     except Exception as error:
@@ -125,13 +113,27 @@ def run_distributed(
             agreement.exchange("end", "all rounds")
     except BaseException as error:  # a poller may run: no destructor must
         end_process(agreement, error)
-    dist.destroy_process_group()
     return result
 
 
-def raise_error(error: Exception) -> None:
+def raise_error(error: Exception) -> NoReturn:
     """As an error of the command line: one line, exit code 2."""
     raise ValueError(str(error)) from error
+
+
+def finish(agreement: Agreement, doing: str) -> None:
+    """Wait for the stream, at most the timeout. Raises RankLostError with the ranks that are not there yet."""
+    import torch
+
+    event = torch.cuda.Event()
+    event.record()
+    topic = f"finished {doing}"
+
+    def late() -> list[int]:
+        return [rank for rank in agreement.missing(topic) if rank != agreement.rank]
+
+    agreement.wait(event.query, f"its GPU, {doing}", late)
+    agreement.exchange(topic, "done")
 
 
 def agree(agreement: Agreement, plan: Plan, chains: Mapping[int, Chain]) -> None:
@@ -234,8 +236,7 @@ class DistributedRank:
         self.finish(f"rounds {first} to {first + count - 1}")
         outs = [download(out) for out, _ in made]
         found = self.hash_findings(first, outs)
-        for number, out, (_, view) in zip(numbers, outs, made, strict=True):
-            found += self.findings(number, out, download(view))
+        found += self.judged(numbers, outs, [view for _, view in made])
         found += self.rank.memory_findings(first + count - 1)
         if self.attnres is not None:
             found += self.attnres.prefix_findings(f"after round {first + count - 1}", self.rank.prefix())
@@ -243,18 +244,8 @@ class DistributedRank:
         return found
 
     def finish(self, doing: str) -> None:
-        """Wait for the stream, at most the timeout. Raises RankLostError with the ranks that are not there yet."""
-        import torch
-
-        event = torch.cuda.Event()
-        event.record()
-        topic = f"finished {doing}"
-
-        def late() -> list[int]:
-            return [rank for rank in self.agreement.missing(topic) if rank != self.agreement.rank]
-
-        self.agreement.wait(event.query, f"its GPU, {doing}", late)
-        self.agreement.exchange(topic, "done")
+        """Wait for the stream, see ``finish``."""
+        finish(self.agreement, doing)
 
     def hash_findings(self, first: int, outs: list[Array]) -> list[str]:
         """Rank against rank, bit for bit, by hashes."""
@@ -266,47 +257,72 @@ class DistributedRank:
                     found.append(f"round {first + place}: ranks {self.agreement.rank} and {rank} differ")
         return found
 
-    def findings(self, number: int, out: Array, view: Array) -> list[str]:
-        """Findings of a round on this rank. view: what all ranks published into its first mailbox."""
-        name = f"round {number} (M = {self.plan.batch(number)}), rank {self.agreement.rank}"
-        published = self.gathered(view, number)
-        found = verdict.rank_findings(name, [out])
-        found += published_findings(name, self.inputs, number, published)
-        if self.attnres is not None:
-            return found + self.attnres.findings(name, out, published)
-        found += verdict.sum_findings(name, out, published)
-        partials, total = self.reduced(number)
-        found += verdict.float64_findings(name, out, partials, k=verdict.sum_length(self.plan))
-        found += verdict.reduced_findings(name, out, partials, total)
-        self.probes.append((name, out[-1].copy()))
-        return found
+    def judged(self, numbers: Sequence[int], outs: list[Array], views: list[Any]) -> list[str]:
+        """Findings of rounds on this rank, several judged at a time. views: what all ranks published into its first
+        mailbox, on the GPU."""
+        published = self.gathered(numbers, views)
+        judges: list[Callable[[], list[str]]] = []
+        for number, out, partials in zip(numbers, outs, published, strict=True):
+            name = f"round {number} (M = {self.plan.batch(number)}), rank {self.agreement.rank}"
+            judges.append(partial(self.transport_findings, name, number, out, partials))
+            if self.attnres is not None:
+                taken = self.attnres.take(len(out), partials)
+                judges.append(partial(self.attnres.judge, name, out, *taken))
+                continue
+            self.probes.append((name, out[-1].copy()))
+            judges.append(partial(verdict.sum_findings, name, out, partials))
+        if self.attnres is None:
+            for number, out, sums in zip(numbers, outs, self.reduced(numbers), strict=True):
+                name = f"round {number} (M = {self.plan.batch(number)}), rank {self.agreement.rank}"
+                judges.append(partial(self.value_findings, name, out, *sums))
+        with ThreadPoolExecutor(min(JUDGES, max(1, (os.cpu_count() or 1) // self.plan.ranks))) as pool:
+            return [line for lines in pool.map(lambda judge: judge(), judges) for line in lines]
 
-    def gathered(self, view: Array, number: int) -> Array:
-        """BF16 [R, M, 7168]: one-shot, the view itself; two-shot, every rank's shard of columns."""
+    def transport_findings(self, name: str, number: int, out: Array, published: Array) -> list[str]:
+        """Is everything written, and did given partial sums arrive as they were?"""
+        return verdict.rank_findings(name, [out]) + published_findings(name, self.inputs, number, published)
+
+    def value_findings(self, name: str, out: Array, partials: Array, total: Array) -> list[str]:
+        """out against float64, this rank's sum of all partials and torch.distributed's."""
+        found = verdict.float64_findings(name, out, partials, k=verdict.sum_length(self.plan))
+        return found + verdict.reduced_findings(name, out, partials, total)
+
+    def gathered(self, numbers: Sequence[int], views: list[Any]) -> list[Array]:
+        """Of every round BF16 [R, M, 7168]: one-shot, the view itself; two-shot, every rank's shard of columns."""
         if not self.plan.twoshot:
-            return view
+            return [download(view) for view in views]
         import torch
-        import torch.distributed as dist
 
-        from oproj_lib.devices.publishing import upload
+        gathered = [
+            all_gathered(view.view(torch.uint8), self.plan.ranks) for view in views
+        ]  # NCCL has no int16
+        self.finish(f"gathering rounds {numbers[0]} to {numbers[-1]}")
+        return [
+            np.concatenate([download(part.view(torch.bfloat16)) for part in parts], axis=2)
+            for parts in gathered
+        ]
 
-        mine = upload(view, self.gpu.tensors).view(
-            torch.uint8
-        )  # NCCL knows no 16-bit integers, and bits must stay
-        parts = [torch.empty_like(mine) for _ in range(self.plan.ranks)]
-        dist.all_gather(parts, mine)
-        self.finish(f"gathering round {number}")
-        return np.concatenate([download(part.view(torch.bfloat16)) for part in parts], axis=2)
+    def reduced(self, numbers: Sequence[int]) -> list[tuple[Array, Array]]:
+        """Of every round (float64 partials of all ranks [R, M, 7168], their sum by torch.distributed.all_reduce)."""
+        made = [gathered_and_reduced(self.rank.exact(number), self.plan.ranks) for number in numbers]
+        self.finish(f"reducing rounds {numbers[0]} to {numbers[-1]}")
+        return [(np.stack([download64(part) for part in parts]), download64(total)) for parts, total in made]
 
-    def reduced(self, number: int) -> tuple[Array, Array]:
-        """(float64 partials of all ranks [R, M, 7168], their sum by torch.distributed.all_reduce)."""
-        import torch
-        import torch.distributed as dist
 
-        mine = self.rank.exact(number)
-        parts = [torch.empty_like(mine) for _ in range(self.plan.ranks)]
-        dist.all_gather(parts, mine)
-        total = mine.clone()
-        dist.all_reduce(total)
-        self.finish(f"reducing round {number}")
-        return np.stack([download64(part) for part in parts]), download64(total)
+def all_gathered(mine: Any, ranks: int) -> list[Any]:
+    """Every rank's tensor, behind the stream."""
+    import torch
+    import torch.distributed as dist
+
+    parts = [torch.empty_like(mine) for _ in range(ranks)]
+    dist.all_gather(parts, mine)
+    return parts
+
+
+def gathered_and_reduced(mine: Any, ranks: int) -> tuple[list[Any], Any]:
+    """(every rank's tensor, their sum by torch.distributed), behind the stream."""
+    import torch.distributed as dist
+
+    parts, total = all_gathered(mine, ranks), mine.clone()
+    dist.all_reduce(total)
+    return parts, total

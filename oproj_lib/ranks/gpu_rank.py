@@ -22,6 +22,9 @@ from oproj_lib.ranks.programs import Chain
 ARMED = layout.SENTINEL - 2**32
 """The sentinel as an int32."""
 CONSTANTS = ("blocks", "norm_weight", "qk_weight", "out_weight")
+CARVEOUT = 100
+"""Percent of the L1 cache that every kernel of a chain asks for as shared memory, those that use little of it too: one
+that wants another split waits for an empty SM (docs/latency.md, "Residency")."""
 
 
 def new_mailbox(shape: tuple[int, ...], device: str, make: Any = None) -> Any:
@@ -153,7 +156,10 @@ def first_rows(value: Any, parameter: Parameter) -> Any:
 
 def load_kernels(gpu: Gpu, chains: dict[int, Chain]) -> dict[int, list[CudaKernel]]:
     """The programs of every batch on one GPU. Raises ValueError where they are built for another one."""
-    return {batch: [gpu.program(program) for program in chain] for batch, chain in chains.items()}
+    return {
+        batch: [gpu.program(program, carveout=CARVEOUT) for program in chain]
+        for batch, chain in chains.items()
+    }
 
 
 def capture(launch: Callable[[], None]) -> Callable[[], None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 
 from oproj_lib import bf16
@@ -23,6 +25,7 @@ class Inputs:
         self.plan = plan
         self._drawn: dict[tuple[int, str], tuple[Array, Array]] = {}
         self._payloads: dict[tuple[int, int], Array] = {}
+        self._lock = threading.Lock()  # rounds are judged in several threads
 
     def weight(self, rank: int) -> Array:
         """BF16 [7168, K]."""
@@ -41,14 +44,15 @@ class Inputs:
 
     def payload(self, number: int, rank: int) -> Array:
         """BF16 [M, columns of the plan]: partial sums to be published. The same array when asked again."""
-        if (number, rank) not in self._payloads:
-            shape = (self.plan.batch(number), self.plan.columns)
-            if len(self._payloads) >= KEPT:
-                self._payloads.pop(next(iter(self._payloads)))
-            self._payloads[number, rank] = payload_values(
-                shape, self._rng(number, rank), self.plan.kind(number)
-            )
-        return self._payloads[number, rank]
+        with self._lock:
+            if (number, rank) not in self._payloads:
+                shape = (self.plan.batch(number), self.plan.columns)
+                if len(self._payloads) >= KEPT:
+                    self._payloads.pop(next(iter(self._payloads)))
+                self._payloads[number, rank] = payload_values(
+                    shape, self._rng(number, rank), self.plan.kind(number)
+                )
+            return self._payloads[number, rank]
 
     def published(self, number: int, rank: int) -> Array | None:
         """What the payload engine must publish: the payload without -0.0, NaN as the hardware writes it. None for an

@@ -22,11 +22,13 @@ from oproj_lib.program import TARGETS
 PAYLOAD = "payload"
 ENGINE_TARGETS = {
     "producer": TARGETS,
+    "direct": TARGETS,
     "umma": ("sm_100a",),
     "wgmma": ("sm_90a",),
     PAYLOAD: TARGETS,
 }
-"""Engines and where they run. payload: given partial sums, no projection (``ranks.payload``)."""
+"""Engines and where they run. direct: the producer for at most 8 tokens; payload: given partial sums, no projection
+(``ranks.payload``)."""
 CONSUMERS = ("reduce", "attnres")
 TRANSPORTS = ("multicast", "unicast")
 SHOTS = (1, 2)

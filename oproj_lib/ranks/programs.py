@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from oproj_lib.layouts import mailbox as layout
+from oproj_lib.presets import direct_settings
 from oproj_lib.program import Program, build_producer, build_umma, build_wgmma
 from oproj_lib.ranks.plan import PAYLOAD, Plan
 
@@ -40,14 +42,18 @@ def build_chain(plan: Plan, batch: int) -> Chain:
 
 def engine_of(plan: Plan) -> Any:
     """The engine, in one configuration for all batches of the plan: sums do not depend on the batch then."""
+    from oproj_lib.kernels.direct import OprojProducerDirect
     from oproj_lib.kernels.producer import OprojProducer
     from oproj_lib.kernels.umma import OprojUmma
     from oproj_lib.kernels.wgmma import OprojWgmma
 
-    kinds: Mapping[str, Any] = {"producer": OprojProducer, "umma": OprojUmma, "wgmma": OprojWgmma}
+    kinds: Mapping[str, Any] = {
+        "producer": OprojProducer, "direct": OprojProducerDirect, "umma": OprojUmma, "wgmma": OprojWgmma
+    }  # fmt: skip
     transport = None if plan.twoshot else plan.transport_name
+    options = direct_settings(plan.k) if plan.engine == "direct" else {}
     engine = kinds[plan.engine].recommended(
-        plan.k, max(plan.batches), generations=True, twoshot=plan.twoshot, transport=transport
+        plan.k, max(plan.batches), generations=True, twoshot=plan.twoshot, transport=transport, **options
     )
     for batch in plan.batches:
         engine.plan(batch)
@@ -62,7 +68,7 @@ def _producer(plan: Plan, batch: int) -> Program:
         publisher = PayloadPublisher(batch, twoshot=plan.twoshot, transport=transport)
         return build_payload(publisher, target=plan.target, ranks=plan.ranks, mailbox_tokens=plan.tokens)
     builders: Mapping[str, Callable[..., Program]] = {
-        "producer": build_producer, "umma": build_umma, "wgmma": build_wgmma
+        "producer": build_producer, "direct": build_producer, "umma": build_umma, "wgmma": build_wgmma
     }  # fmt: skip
     return builders[plan.engine](
         engine_of(plan),
@@ -131,7 +137,7 @@ def attnres_threads(plan: Plan) -> int:
     """Threads of AttnRes, which are part of its summation order: fused with a ring engine, as many as publish."""
     from oproj_lib.kernels.attnres_configuration import DEFAULT_THREADS
 
-    return 128 if plan.fused and plan.engine != "producer" else DEFAULT_THREADS
+    return 128 if plan.fused and plan.engine in ("umma", "wgmma") else DEFAULT_THREADS
 
 
 # ---- folders ----
@@ -156,21 +162,73 @@ def save(plan: Plan, folder: Path | str, progress: Callable[[str], None] = lambd
     (folder / INDEX).write_text(json.dumps(plan.as_dict(), indent=1) + "\n", encoding="utf-8")
 
 
+def plan_of(folder: Path | str) -> Plan:
+    """The plan that ``save`` wrote beside the programs. Raises ValueError for one of another version."""
+    fields = json.loads(Path(folder, INDEX).read_text(encoding="utf-8"))
+    try:
+        return Plan(**{**fields, "batches": tuple(fields["batches"])})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{Path(folder, INDEX)} is no plan of this version: {error}") from error
+
+
+def built_plan(folder: Path | str) -> Plan:
+    """The plan that a folder was built for. Raises FileNotFoundError where it holds none."""
+    index = Path(folder, INDEX)
+    if not index.exists():
+        raise FileNotFoundError(
+            f"no {INDEX} in {folder}: make it with `python -m oproj_lib ranks --device cuda --local --build {folder}` "
+            "and this run's options, where CuTe DSL is installed"
+        )
+    fields = json.loads(index.read_text(encoding="utf-8"))
+    return Plan(**{**fields, "batches": tuple(fields["batches"])})
+
+
+@dataclass(frozen=True)
+class Task:
+    """A plan to run, and the folder that its programs are in; None compiles them. name: for people, empty for one."""
+
+    plan: Plan
+    folder: Path | str | None = None
+    name: str = ""
+
+    def chains(self) -> dict[int, Chain]:
+        """The programs. Raises as ``load`` and ``build_chains``."""
+        return build_chains(self.plan) if self.folder is None else load(self.plan, self.folder)
+
+
+def suite(folders: Sequence[Path | str]) -> list[Task]:
+    """A task per folder of programs: the given ones, and those right inside a given one, by name.
+
+    Raises FileNotFoundError for a folder with neither, ValueError for two of one name.
+    """
+    tasks = []
+    for folder in map(Path, folders):
+        inside = (
+            [folder]
+            if (folder / INDEX).exists()
+            else sorted(path.parent for path in folder.glob(f"*/{INDEX}"))
+        )
+        if not inside:
+            raise FileNotFoundError(
+                f"no {INDEX} in {folder} or in a folder inside it: `ranks --build` makes them"
+            )
+        tasks += [Task(built_plan(one), one, one.name) for one in inside]
+    names = [task.name for task in tasks]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"two folders are called {', '.join(twice)}: results are told apart by name")
+    return tasks
+
+
 def load(plan: Plan, folder: Path | str) -> dict[int, Chain]:
     """Programs of a plan from a folder that ``save`` wrote.
 
     Raises FileNotFoundError where there are none, ValueError where they were built for another plan.
     """
     folder = Path(folder)
-    if not (folder / INDEX).exists():
-        raise FileNotFoundError(
-            f"no {INDEX} in {folder}: make it with `python -m oproj_lib ranks --device cuda --local --build {folder}` "
-            "and this run's options, where CuTe DSL is installed"
-        )
-    built = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    built = built_plan(folder).as_dict()
     for name, value in plan.as_dict().items():
-        if name not in (*FREE, "batches") and built.get(name) != value:
-            raise ValueError(f"{folder} was built for {name} = {built.get(name)!r}, this run has {value!r}")
+        if name not in (*FREE, "batches") and built[name] != value:
+            raise ValueError(f"{folder} was built for {name} = {built[name]!r}, this run has {value!r}")
     lacking = sorted(set(plan.batches) - set(built["batches"]))
     if lacking or max(plan.batches) != max(built["batches"]):
         raise ValueError(

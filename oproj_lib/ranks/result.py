@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RanksResult:
     """A run, judged. rounds: that were run; exact: of them, those whose sums were compared bit for bit; findings: one
-    line each; rank: whose view this is; handles: of the last rounds in flight together, for `ranks.timeline`
-    (virtual GPU)."""
+    line each; rank: whose view this is; name: of the folder in a suite; handles: of the last rounds in flight together,
+    for `ranks.timeline` (virtual GPU)."""
 
     plan: Plan
     device: str
@@ -25,6 +25,7 @@ class RanksResult:
     seconds: float
     findings: tuple[str, ...]
     rank: int = 0
+    name: str = ""
     handles: tuple[GridHandle, ...] = field(default=(), repr=False)
 
     @property
@@ -34,6 +35,7 @@ class RanksResult:
     def as_dict(self) -> dict[str, Any]:
         """For JSON: everything but the handles."""
         return {
+            **({"name": self.name} if self.name else {}),
             "plan": self.plan.as_dict(),
             "device": self.device,
             "rank": self.rank,

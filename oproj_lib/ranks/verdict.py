@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from oproj_lib import bf16
-from oproj_lib.attnres_reference import AttnResInputs, findings, fp32_reference, make_inputs
+from oproj_lib.attnres_reference import AttnResInputs, findings, fp32_reference, make_inputs, new_prefix
 from oproj_lib.kernels.attnres_configuration import AttnResConfiguration
 from oproj_lib.layouts.mailbox import GENERATIONS, SENTINEL
 from oproj_lib.problem import (
@@ -164,22 +164,27 @@ class AttnResChecker:
     def config(self, batch: int) -> AttnResConfiguration:
         return AttnResConfiguration(self.plan.blocks, self.plan.ranks, batch, threads=self.threads)
 
-    def round(self, batch: int, published: Array) -> tuple[AttnResConfiguration, AttnResInputs]:
-        """What a round gets: the partials [R, M, 7168] that were published, and the prefix so far."""
+    def take(self, batch: int, published: Array) -> tuple[AttnResConfiguration, AttnResInputs]:
+        """What a round gets: the partials [R, M, 7168] that were published, and the prefix so far, which moves on."""
+        config = self.config(batch)
         inputs = replace(
             self.inputs, slots=published, prefix=self.prefix[:batch].copy(), blocks=self.inputs.blocks[:batch]
         )
-        return self.config(batch), inputs
+        self.prefix[:batch] = new_prefix(config, inputs)
+        return config, inputs
 
-    def findings(self, where: str, out: Array, published: Array) -> list[str]:
-        """out and, from the next round on, prefix, bit for bit and against float64."""
-        config, inputs = self.round(len(out), published)
+    @staticmethod
+    def judge(where: str, out: Array, config: AttnResConfiguration, inputs: AttnResInputs) -> list[str]:
+        """out of a round bit for bit and against float64. Changes nothing, so that rounds can be judged at once."""
         prefix, expected = fp32_reference(config, inputs)
         found = [f"{where}: {line}" for line in findings(config, inputs, prefix, out)]
         if not same_bits(out, expected):
             found.append(f"{where}: not the FP32 result: {difference(out, expected)}")
-        self.prefix[: len(out)] = prefix
         return found
+
+    def findings(self, where: str, out: Array, published: Array) -> list[str]:
+        """Take and judge a round."""
+        return self.judge(where, out, *self.take(len(out), published))
 
     def prefix_findings(self, where: str, prefix: Array) -> list[str]:
         """prefix [tokens, 7168] of a rank after the rounds so far."""
