@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from notebook_checks import Runs
 
 os.environ.setdefault("MPLBACKEND", "Agg")  # no windows
 
@@ -38,3 +42,11 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} was skipped, which --no-skips forbids: {reason}"
     return report
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Runs of notebooks, each made once for all tests of a file."""
+    from notebook_checks import runs_in
+
+    return runs_in(tmp_path_factory.mktemp("runs"))

@@ -21,7 +21,11 @@ from oproj_lib.attnres_reference import fp32_reference, make_inputs
 from oproj_lib.attnres_run import AttnResRanks
 from oproj_lib.exchange_programs import build_second_shot
 from oproj_lib.kernels.attnres import AttnRes
-from oproj_lib.kernels.attnres_configuration import AttnResConfiguration
+from oproj_lib.kernels.attnres_configuration import (
+    THREAD_CHOICES,
+    AttnResConfiguration,
+    registers_per_thread,
+)
 from oproj_lib.kernels.attnres_fused import FusedAttnRes, FusedTwoShotAttnRes
 from oproj_lib.kernels.producer import OprojProducer
 from oproj_lib.kernels.ring_engine import RingEngine
@@ -204,9 +208,7 @@ def fuse(threads: int = 448, tokens: int = 8, ranks: int = 8, **engine: Any) -> 
 
 
 def test_engines_that_cannot_be_fused() -> None:
-    with pytest.raises(
-        ValueError, match=r"only 512 threads of OprojProducer .* choose from \(128, 224, 448\)"
-    ):
+    with pytest.raises(ValueError, match=r"only 512 threads of OprojProducer .* choose from \(448,\)"):
         fuse(threads=896)
     with pytest.raises(ValueError, match=r"only 128 threads of OprojWgmma .* choose from \(128,\)"):
         FusedAttnRes(OprojWgmma(1536, generations=True), AttnRes(3, ranks=8, tokens=8))
@@ -216,6 +218,61 @@ def test_engines_that_cannot_be_fused() -> None:
         fuse(twoshot=True)
     with pytest.raises(ValueError, match=r"shared bytes of the engine.* a block has 232448: choose fewer"):
         fuse(tokens=8, staged_blocks=11)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "ranks", "threads", "need", "choices"),
+    [
+        (1, 2, 128, 188, "224, 448"),  # 56 weights, 28 + 28 early, 14 polled chunks of 4 words, 20
+        (0, 8, 128, 140, "224, 448"),  # 28 + 28, 16 chunks, 20
+        (1, 8, 224, 148, "448,"),  # 32, 16 + 16, 16 chunks, 20
+        (7, 2, 224, 164, "448,"),  # 32, 7 block rows of 16 words, 20
+    ],
+)
+def test_threads_without_registers_are_refused(
+    blocks: int, ranks: int, threads: int, need: int, choices: str
+) -> None:
+    """ptxas spills 240, 8, 56 and 208 bytes in these; those of ``test_threads_that_fit`` it does not."""
+    message = (
+        rf"threads = {threads}: .* of {blocks} blocks and {ranks} ranks, AttnRes needs {need} registers per thread, "
+        rf"and the 512 threads of OprojProducer have 128; choose from \({choices}\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        FusedAttnRes(
+            OprojProducer(128, staged_blocks=1, generations=True),
+            AttnRes(blocks, ranks=ranks, tokens=2, threads=threads),
+        )
+
+
+def fits(blocks: int, ranks: int, threads: int) -> bool:
+    return AttnResConfiguration(blocks, ranks, 2, threads=threads).register_need <= 128
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize(
+    ("blocks", "ranks", "threads"),
+    [
+        (blocks, ranks, threads)
+        for threads in (128, 224, 448)
+        for blocks in range(9)
+        for ranks in (1, 2, 3, 8, 72)
+        if fits(blocks, ranks, threads)
+    ],
+)
+def test_threads_that_fit(blocks: int, ranks: int, threads: int, target: str) -> None:
+    """`build_program` refuses a build that spills."""
+    kernel = AttnRes(blocks, ranks=ranks, tokens=2, threads=threads)
+    fused = FusedAttnRes(OprojProducer(128, staged_blocks=1, generations=True), kernel)
+    build_fused_attnres(fused, target=target, mailbox_tokens=2)
+
+
+@pytest.mark.parametrize("threads", THREAD_CHOICES)
+def test_every_split_build_has_its_registers(threads: int) -> None:
+    """Alone on its SM, every configuration of AttnRes fits (``test_attnres.py`` builds them)."""
+    for blocks in range(9):
+        config = AttnResConfiguration(blocks, 72, 2, threads=threads)
+        assert config.register_need <= registers_per_thread(threads)
 
 
 def test_two_shot_sums_one_slot() -> None:

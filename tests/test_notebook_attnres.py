@@ -4,15 +4,20 @@ reads from traces and machine code, against mistakes made on purpose."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import papermill
 import pytest
-from notebook_checks import check_committed, results
+from notebook_checks import (
+    Runs,
+    check_committed,
+    check_declared,
+    check_pictures,
+    check_shown,
+    numbered,
+    results,
+)
 
 from oproj_lib import figures
 from oproj_lib.attnres_order import (
@@ -31,13 +36,11 @@ from oproj_lib.figures.attnres import misplaced
 from oproj_lib.kernels.attnres_configuration import AttnResConfiguration
 from oproj_lib.lessons import attnres_runs
 from oproj_lib.lessons.attnres import STEPS, is_before_the_poll
-from oproj_lib.notebooks import NotebookRun, declared_parameters, run_notebook
 from oproj_lib.vgpu.trace import Trace
 
 pytestmark = pytest.mark.xdist_group("notebook_attnres")  # one worker runs the notebook once for all tests
 NAME = "12"  # as test_notebooks.py looks for it: "12"
-NOTEBOOK = next((Path(__file__).parents[1] / "notebooks").glob(f"{NAME}_*.ipynb"))
-COMMON = {"device", "target", "ranks", "batch"}
+NOTEBOOK = numbered(NAME)
 CHANGED: dict[str, Any] = {
     "target": "sm_100a", "ranks": 1, "batch": 3, "blocks": 2, "replace_prefix": True, "out_norm": False, "eps": 1e-5,
     "form": "fused", "token": 1, "mistake": "prefix not stored", "seed": 5, "solutions": True,
@@ -45,33 +48,17 @@ CHANGED: dict[str, Any] = {
 PICTURES = 5
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, NotebookRun]:
-    """The notebook with its own values, and with all of them changed."""
-    folder = tmp_path_factory.mktemp("attnres")
-    return {
-        "usual": run_notebook(NOTEBOOK, output_dir=folder, name="usual"),
-        "changed": run_notebook(NOTEBOOK, CHANGED, output_dir=folder, name="changed"),
-    }
-
-
 def test_it_is_committed_as_it_should_be() -> None:
     code = check_committed(NOTEBOOK)
     assert sum("assert" in source for source in code) >= 14
-    declared = declared_parameters(NOTEBOOK)
-    assert declared.keys() == papermill.inspect_notebook(NOTEBOOK).keys()
-    assert declared.keys() - {"device"} == CHANGED.keys() and declared.keys() >= COMMON
+    check_declared(NOTEBOOK, CHANGED)
 
 
-@pytest.mark.parametrize("name", ["usual", "changed"])
-def test_pictures(name: str, runs: Mapping[str, NotebookRun]) -> None:
-    shown = re.findall(r'<img alt="([^"]*)"', runs[name].html.read_text(encoding="utf-8"))
-    assert len(shown) == PICTURES and all(len(alt) > 80 for alt in shown)
-
-
-def test_with_its_own_values(runs: Mapping[str, NotebookRun]) -> None:
-    assert runs["usual"].seconds < 100  # 12 on two idle cores; a runner may be busy
-    shown = results(runs["usual"])
+def test_with_its_own_values(runs: Runs) -> None:
+    run = runs(NOTEBOOK)
+    assert run.seconds < 100  # 12 on two idle cores; a runner may be busy
+    check_pictures(run, PICTURES)
+    shown = results(run)
     assert "split 4 grids on 2 rank(s), findings: none" in shown["run-it"]
     assert "fused 2 grids on 2 rank(s), findings: none" in shown["run-it"]
     # 3 weights, 3 blocks and the prefix; 2 ranks; P and out: 11 rows of 7168 * 2 bytes
@@ -83,8 +70,8 @@ def test_with_its_own_values(runs: Mapping[str, NotebookRun]) -> None:
     assert "nan" in shown["extremes-run"] and "not tried yet" in shown["exercise-before-the-poll-check"]
 
 
-def test_every_parameter_shows(runs: Mapping[str, NotebookRun]) -> None:
-    usual, changed = results(runs["usual"]), results(runs["changed"])
+def test_every_parameter_shows(runs: Runs) -> None:
+    usual, changed = runs(NOTEBOOK), runs(NOTEBOOK, CHANGED)
     says = {
         "target": ("setup", "sm_100a (Blackwell)"),
         "ranks": ("bits-check", "the same bits on 1 rank(s)"),
@@ -98,9 +85,10 @@ def test_every_parameter_shows(runs: Mapping[str, NotebookRun]) -> None:
         "mistake": ("mistake-report", "Does not store P"),
         "solutions": ("exercise-online-softmax-check", "online_softmax: right. (the solution)"),
     }
-    for parameter, (cell, text) in says.items():
-        assert text in changed[cell] and text not in usual[cell], parameter
-    assert usual["extremes-run"] != changed["extremes-run"]  # nothing but the seed changes that
+    check_pictures(changed, PICTURES)
+    check_shown(usual, changed, says)
+    # Nothing but the seed changes that.
+    assert results(usual)["extremes-run"] != results(changed)["extremes-run"]
 
 
 # ---- what it reads from a trace ----

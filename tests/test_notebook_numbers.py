@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import papermill
 import pytest
-from notebook_checks import check_committed, results
+from notebook_checks import (
+    Runs,
+    check_committed,
+    check_declared,
+    check_pictures,
+    check_shown,
+    numbered,
+    results,
+)
 
 from oproj_lib.fused_dot import fused_dot
-from oproj_lib.notebooks import NotebookRun, declared_parameters, run_notebook
 from oproj_lib.problem import Problem
 from oproj_lib.run import producer_for
 from oproj_lib.summation import mma_operands
 
 pytestmark = pytest.mark.xdist_group("notebook_numbers")  # one worker runs the notebook once for all tests
 NAME = "13"  # as test_notebooks.py looks for it: "13"
-NOTEBOOK = next((Path(__file__).parents[1] / "notebooks").glob(f"{NAME}_*.ipynb"))
-COMMON = {"device", "target", "ranks", "batch"}
+NOTEBOOK = numbered(NAME)
 CHANGED: dict[str, Any] = {
     "target": "sm_100a", "ranks": 16, "batch": 3, "rows": 2, "staged_blocks": 1, "value": -255.7, "token": 2,
     "column": 7167, "mma": 5, "example": "many small ones", "orders": 77, "seed": 5, "solutions": True,
@@ -29,33 +32,17 @@ CHANGED: dict[str, Any] = {
 PICTURES = 7
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, NotebookRun]:
-    """The notebook with its own values, and with all of them changed."""
-    folder = tmp_path_factory.mktemp("numbers")
-    return {
-        "usual": run_notebook(NOTEBOOK, output_dir=folder, name="usual"),
-        "changed": run_notebook(NOTEBOOK, CHANGED, output_dir=folder, name="changed"),
-    }
-
-
 def test_it_is_committed_as_it_should_be() -> None:
     code = check_committed(NOTEBOOK)
     assert sum("assert" in source for source in code) >= 14
-    declared = declared_parameters(NOTEBOOK)
-    assert declared.keys() == papermill.inspect_notebook(NOTEBOOK).keys()
-    assert declared.keys() - {"device"} == CHANGED.keys() and declared.keys() >= COMMON
+    check_declared(NOTEBOOK, CHANGED)
 
 
-@pytest.mark.parametrize("name", ["usual", "changed"])
-def test_pictures(name: str, runs: Mapping[str, NotebookRun]) -> None:
-    shown = re.findall(r'<img alt="([^"]*)"', runs[name].html.read_text(encoding="utf-8"))
-    assert len(shown) == PICTURES and all(len(alt) > 80 for alt in shown)
-
-
-def test_with_its_own_values(runs: Mapping[str, NotebookRun]) -> None:
-    assert runs["usual"].seconds < 90  # 10 on two idle cores; a runner may be busy
-    shown = results(runs["usual"])
+def test_with_its_own_values(runs: Runs) -> None:
+    run = runs(NOTEBOOK)
+    assert run.seconds < 90  # 10 on two idle cores; a runner may be busy
+    check_pictures(run, PICTURES)
+    shown = results(run)
     assert "0 of 57,344 outputs differ from the kernel's" in shown["tree-check"]
     assert re.search(r"normally distributed outputs:  1\.66\de-03", shown["error-run"])
     assert re.search(r"rows per warp: 2: 3\d,\d+ FP32 sums differ", shown["settings-check"])
@@ -63,8 +50,8 @@ def test_with_its_own_values(runs: Mapping[str, NotebookRun]) -> None:
     assert "32,769 FP32 values" in shown["zero-range"]
 
 
-def test_every_parameter_shows(runs: Mapping[str, NotebookRun]) -> None:
-    usual, changed = results(runs["usual"]), results(runs["changed"])
+def test_every_parameter_shows(runs: Runs) -> None:
+    usual, changed = runs(NOTEBOOK), runs(NOTEBOOK, CHANGED)
     says = {
         "target": ("setup", "sm_100a (Blackwell)"),
         "batch": ("tree-check", f"of {3 * 7168:,} outputs"),
@@ -75,12 +62,13 @@ def test_every_parameter_shows(runs: Mapping[str, NotebookRun]) -> None:
         "orders": ("orders-picture", "in 77 random orders"),
         "solutions": ("exercise-contract-sum-check", "contract_sum: right. (the solution)"),
     }
-    for parameter, (cell, text) in says.items():
-        assert text in changed[cell] and text not in usual[cell], parameter
-    assert usual["bf16-check"] != changed["bf16-check"]  # nothing but the seed changes that
+    check_pictures(changed, PICTURES)
+    check_shown(usual, changed, says)
+    # Nothing but the seed changes that.
+    assert results(usual)["bf16-check"] != results(changed)["bf16-check"]
 
 
-def test_the_chosen_output_and_mma_are_shown(runs: Mapping[str, NotebookRun]) -> None:
+def test_the_chosen_output_and_mma_are_shown(runs: Runs) -> None:
     """Its result is that of token, column, mma and seed together, and of no other choice of one of them."""
 
     def result(**changes: int) -> str:
@@ -90,7 +78,7 @@ def test_the_chosen_output_and_mma_are_shown(runs: Mapping[str, NotebookRun]) ->
         operands = mma_operands(x[at["token"]], weight[at["column"]], config, 0, at["mma"])
         return f"The FP32 result is {float(fused_dot(*operands).result)!r}, "
 
-    shown = html.unescape(results(runs["changed"])["core-picture"])
+    shown = html.unescape(results(runs(NOTEBOOK, CHANGED))["core-picture"])
     assert result() in shown
     for change in ({"token": 0}, {"column": 100}, {"mma": 3}, {"seed": 0}):
         assert result(**change) not in shown, change

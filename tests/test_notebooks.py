@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import papermill
 import pytest
-from notebook_checks import check_committed, results
+from notebook_checks import FOLDER, Runs, check_committed, numbered, results
 
 from oproj_lib.notebooks import NotebookFailed, NotebookRun, declared_parameters, run_notebook
 
-pytestmark = pytest.mark.xdist_group("notebooks")  # one worker makes the small runs once for all tests
-FOLDER = Path(__file__).parents[1] / "notebooks"
-NOTEBOOKS = {name: next(FOLDER.glob(f"{name}_*.ipynb")) for name in ("00", "01", "02", "03")}
+pytestmark = pytest.mark.xdist_group("notebooks")  # one worker makes each run once for all tests
+NOTEBOOKS = {name: numbered(name) for name in ("00", "01", "02", "03")}
 TESTED_ELSEWHERE = {
     "test_notebooks_blackwell.py": ("04", "06", "08"),
     "test_notebooks_layouts.py": ("05", "07"),
@@ -30,28 +27,35 @@ TESTED_ELSEWHERE = {
 }
 COMMON = {"device": "auto", "target": "sm_90a", "ranks": 8, "batch": 8}
 
-# Both targets, both K, and every batch size at which something changes: 1, a ragged tile, a full one, two.
-# Every pair of values occurs in some notebook; the kernels themselves have a complete grid of their own.
+SMALL = {"ranks": 16, "batch": 1}
+
+# Both targets, both K, and every batch size at which something changes: 1, a ragged tile, a full one, two. Every pair
+# of values occurs in some notebook, here or at the smallest size, at which every notebook is run for its parameters;
+# the kernels themselves have a complete grid of their own.
 GRID: list[tuple[str, dict[str, Any]]] = [
     ("00", {}),
-    ("00", {"target": "sm_100a", "ranks": 16, "batch": 7, "remove": "griddepcontrol.wait"}),
+    ("00", {"target": "sm_100a", "ranks": 16, "batch": 16, "remove": "griddepcontrol.wait"}),
+    ("01", {"target": "sm_100a", "ranks": 8, "batch": 7}),
+    ("01", {"target": "sm_90a", "ranks": 16, "batch": 8}),
+    ("02", {"target": "sm_90a", "ranks": 8, "batch": 16, "rows": 2}),
+    ("02", {"target": "sm_100a", "ranks": 8, "batch": 1, "rows": 4, "block": 2}),
+    ("03", {"target": "sm_100a", "ranks": 8, "batch": 8, "solutions": True}),
+    ("03", {"target": "sm_90a", "ranks": 16, "batch": 7, "group_tiles": 2}),
+]
+# What `make test-all` adds: every notebook at every batch size.
+MORE: list[tuple[str, dict[str, Any]]] = [
+    ("00", {"target": "sm_100a", "ranks": 16, "batch": 7}),
     ("00", {"target": "sm_100a", "ranks": 8, "batch": 1, "remove": "cp.async.wait_group"}),
     ("00", {"target": "sm_90a", "ranks": 16, "batch": 16}),
-    ("01", {"target": "sm_90a", "ranks": 8, "batch": 7}),
-    ("01", {"target": "sm_100a", "ranks": 16, "batch": 8}),
     ("01", {"target": "sm_100a", "ranks": 8, "batch": 16}),
     ("01", {"target": "sm_90a", "ranks": 16, "batch": 1, "solutions": True}),
-    ("02", {"target": "sm_90a", "ranks": 8, "batch": 16, "rows": 2}),
     ("02", {"target": "sm_100a", "ranks": 16, "batch": 1, "solutions": True}),
     ("02", {"target": "sm_100a", "ranks": 8, "batch": 7, "rows": 4, "block": 2}),
     ("02", {"target": "sm_90a", "ranks": 16, "batch": 8, "rows": 2}),
     ("03", {"target": "sm_90a", "ranks": 8, "batch": 1}),
     ("03", {"target": "sm_100a", "ranks": 16, "batch": 16}),
-    ("03", {"target": "sm_100a", "ranks": 8, "batch": 8, "solutions": True}),
-    ("03", {"target": "sm_90a", "ranks": 16, "batch": 7, "group_tiles": 2}),
-]  # fmt: skip
+]
 
-SMALL = {"ranks": 16, "batch": 1}
 # Notebook, and per parameter another value and the cell that must show it. What one run changes together
 # has cells that depend on that parameter alone, so a change there has one cause.
 EFFECTS: list[tuple[str, dict[str, tuple[Any, str]]]] = [
@@ -87,18 +91,6 @@ EFFECTS: list[tuple[str, dict[str, tuple[Any, str]]]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def small_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
-    """Results of a notebook with its own parameters as they are, at the smallest size; each is run once."""
-    folder = tmp_path_factory.mktemp("small")
-
-    @cache
-    def run(name: str) -> dict[str, str]:
-        return untimed_results(run_notebook(NOTEBOOKS[name], SMALL, output_dir=folder))
-
-    return run
-
-
 def untimed_results(run: NotebookRun) -> dict[str, str]:
     """Cell id -> its output, without the times of this machine."""
     return {cell: untimed(output) for cell, output in results(run).items()}
@@ -114,9 +106,13 @@ def test_a_notebook_is_committed_as_it_should_be(name: str) -> None:
     assert COMMON.keys() <= declared_parameters(NOTEBOOKS[name]).keys()
 
 
-@pytest.mark.parametrize(("name", "parameters"), GRID, ids=str)
-def test_grid(name: str, parameters: dict[str, Any], tmp_path: Path) -> None:
-    run = run_notebook(NOTEBOOKS[name], parameters, output_dir=tmp_path)
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [*GRID, *(pytest.param(*point, marks=pytest.mark.exhaustive) for point in MORE)],
+    ids=str,
+)
+def test_grid(name: str, parameters: dict[str, Any], runs: Runs) -> None:
+    run = runs(NOTEBOOKS[name], parameters)
     page = run.html.read_text(encoding="utf-8")
     notebook = nbformat.read(run.executed, as_version=4)
     pictures = sum(
@@ -147,11 +143,16 @@ def test_papermill_reads_every_parameter(path: Path) -> None:
 
 def test_the_grid_covers_every_pair() -> None:
     assert {name for name, _ in GRID} == NOTEBOOKS.keys(), "every notebook has its points in the grid"
-    points = [{**COMMON, **parameters} for _, parameters in GRID]
+    assert {name for name, _ in EFFECTS} == NOTEBOOKS.keys(), "and is run at the smallest size"
+    points = [{**COMMON, **parameters} for parameters in (SMALL, *(point for _, point in GRID))]
     values = {"target": ("sm_90a", "sm_100a"), "ranks": (8, 16), "batch": (1, 7, 8, 16)}
     for first, second in (("target", "ranks"), ("target", "batch"), ("ranks", "batch")):
         seen = {(point[first], point[second]) for point in points}
         assert seen >= {(a, b) for a in values[first] for b in values[second]}, (first, second)
+    for name in NOTEBOOKS:
+        sizes = [{**COMMON, **point} for where, point in (*GRID, *MORE, (name, SMALL)) if where == name]
+        for parameter, wanted in values.items():
+            assert {size[parameter] for size in sizes} == set(wanted), (name, parameter)
 
 
 def test_every_own_parameter_has_an_effect_tested() -> None:
@@ -162,31 +163,27 @@ def test_every_own_parameter_has_an_effect_tested() -> None:
 
 @pytest.mark.parametrize(("name", "changes"), EFFECTS)
 def test_own_parameters_change_something(
-    name: str,
-    changes: dict[str, tuple[Any, str]],
-    small_run: Callable[[str], dict[str, str]],
-    tmp_path: Path,
+    name: str, changes: dict[str, tuple[Any, str]], runs: Runs, tmp_path: Path
 ) -> None:
     values = {parameter: value for parameter, (value, _) in changes.items()}
+    small = untimed_results(runs(NOTEBOOKS[name], SMALL))
     changed = untimed_results(run_notebook(NOTEBOOKS[name], {**SMALL, **values}, output_dir=tmp_path))
-    same = [p for p, (_, cell) in changes.items() if changed[cell] == small_run(name)[cell]]
+    same = [p for p, (_, cell) in changes.items() if changed[cell] == small[cell]]
     assert not same, f"changed nothing: {same}"
 
 
-def test_common_parameters_change_something(
-    small_run: Callable[[str], dict[str, str]], tmp_path: Path
-) -> None:
-    other = untimed_results(
-        run_notebook(NOTEBOOKS["00"], {**SMALL, "target": "sm_100a"}, output_dir=tmp_path)
-    )
-    assert "sm_100a" in other["run-it"] and "sm_90a" in small_run("00")["run-it"]
+def test_common_parameters_change_something(runs: Runs) -> None:
+    other, small = (results(runs(NOTEBOOKS["00"], point)) for point in (GRID[1][1], SMALL))
+    assert "sm_100a" in other["run-it"] and "sm_90a" in small["run-it"]
+    assert "sm_90a" not in other["run-it"]
 
 
-def test_runs_without_times_are_alike(small_run: Callable[[str], dict[str, str]], tmp_path: Path) -> None:
+def test_runs_without_times_are_alike(runs: Runs, tmp_path: Path) -> None:
     """Otherwise a changed output would say nothing about a changed parameter."""
+    small = untimed_results(runs(NOTEBOOKS["00"], SMALL))
     again = untimed_results(run_notebook(NOTEBOOKS["00"], SMALL, output_dir=tmp_path))
     for cell in ("staircase", "break-run", "stream", "run-it"):
-        assert again[cell] == small_run("00")[cell]
+        assert again[cell] == small[cell]
 
 
 @pytest.mark.parametrize(

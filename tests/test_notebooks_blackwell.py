@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
-from notebook_checks import check_committed, results
+from notebook_checks import Runs, check_committed, check_pictures, numbered, results
 
-from oproj_lib.notebooks import NotebookFailed, NotebookRun, declared_parameters, run_notebook
+from oproj_lib.notebooks import NotebookFailed, declared_parameters, run_notebook
 from oproj_lib.perfetto import validate_chrome_trace
 
-pytestmark = pytest.mark.xdist_group(
-    "notebooks_blackwell"
-)  # one worker runs each notebook once for all tests
-FOLDER = Path(__file__).parents[1] / "notebooks"
-NOTEBOOKS = {name: next(FOLDER.glob(f"{name}_*.ipynb")) for name in ("04", "06", "08")}
+pytestmark = pytest.mark.xdist_group("notebooks_blackwell")  # one worker makes each run once for all tests
+NOTEBOOKS = {name: numbered(name) for name in ("04", "06", "08")}
 COMMON = {"device", "target", "ranks", "batch"}
 
-# Per notebook: another value of every own parameter, and the cell that must show it.
+# Per notebook: another value of every own parameter, and the cell that must show it. What else the run changes
+# (WITH_THEM) must not change these cells.
 CHANGES: dict[str, dict[str, tuple[Any, str]]] = {
     "04": {
         "group_tiles": (2, "ring"),
@@ -33,7 +30,7 @@ CHANGES: dict[str, dict[str, tuple[Any, str]]] = {
         "predecessor_cycles": (9000.0, "waits-table"),
     },
     "06": {
-        "stages": (2, "trace"),
+        "stages": (2, "count"),
         "expected": (33, "break-run"),
         "arriving": (30, "break-run"),
         "flip": (1, "break-run"),
@@ -48,19 +45,12 @@ CHANGES: dict[str, dict[str, tuple[Any, str]]] = {
         "trace_file": ("trace.json", "perfetto-run"),
     },
 }
+WITH_THEM: dict[str, dict[str, Any]] = {"04": {}, "06": {"batch": 33}, "08": {}}
 OTHER_SIZES: dict[str, dict[str, Any]] = {
     "04": {"target": "sm_100a", "ranks": 16, "batch": 17},
-    "06": {"ranks": 16, "batch": 33, "stages": 4},
     "08": {"ranks": 16, "batch": 9, "stages": 12},
 }
 PICTURES = {"04": 4, "06": 3, "08": 3}
-
-
-@pytest.fixture(scope="module")
-def usual(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, NotebookRun]:
-    """Every notebook with its own values."""
-    folder = tmp_path_factory.mktemp("usual")
-    return {name: run_notebook(path, output_dir=folder) for name, path in NOTEBOOKS.items()}
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
@@ -72,18 +62,15 @@ def test_a_notebook_is_committed_as_it_should_be(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_with_its_own_values(name: str, usual: Mapping[str, NotebookRun]) -> None:
-    run = usual[name]
+def test_with_its_own_values(name: str, runs: Runs) -> None:
+    run = runs(NOTEBOOKS[name])
     assert run.seconds < 120  # 30 on two idle cores; a runner may be busy
-    page = run.html.read_text(encoding="utf-8")
-    assert page.count('<img alt="') == PICTURES[name]
-    shown = re.findall(r'<img alt="([^"]*)"', page)
-    assert all(len(alt) > 80 for alt in shown)
+    check_pictures(run, PICTURES[name])
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_other_sizes(name: str, tmp_path: Path) -> None:
-    assert run_notebook(NOTEBOOKS[name], OTHER_SIZES[name], output_dir=tmp_path).html.exists()
+@pytest.mark.parametrize("name", OTHER_SIZES)
+def test_other_sizes(name: str, runs: Runs) -> None:
+    assert runs(NOTEBOOKS[name], OTHER_SIZES[name]).html.exists()
 
 
 def test_every_own_parameter_is_changed() -> None:
@@ -93,15 +80,13 @@ def test_every_own_parameter_is_changed() -> None:
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_own_parameters_change_something(name: str, usual: Mapping[str, NotebookRun], tmp_path: Path) -> None:
+def test_own_parameters_change_something(name: str, runs: Runs, tmp_path: Path) -> None:
     changes = {
         key: str(tmp_path / value) if key == "trace_file" else value
         for key, (value, _) in CHANGES[name].items()
     }
-    changed, before = (
-        results(run_notebook(NOTEBOOKS[name], changes, output_dir=tmp_path)),
-        results(usual[name]),
-    )
+    run = run_notebook(NOTEBOOKS[name], {**WITH_THEM[name], **changes}, output_dir=tmp_path)
+    changed, before = results(run), results(runs(NOTEBOOKS[name]))
     same = [key for key, (_, cell) in CHANGES[name].items() if changed[cell] == before[cell]]
     assert not same, f"changed nothing: {same}"
     if name == "08":

@@ -1,48 +1,71 @@
-"""Notebooks 05 and 07 by papermill: a few parameter sets, and every own parameter does something."""
+"""Notebooks 05 and 07 by papermill: with their own values, with every parameter changed, each of which shows, and with
+values at their limits."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import papermill
 import pytest
-from notebook_checks import check_committed, results
+from notebook_checks import (
+    Runs,
+    check_committed,
+    check_declared,
+    check_pictures,
+    check_shown,
+    numbered,
+    results,
+)
 
-from oproj_lib.notebooks import NotebookFailed, NotebookRun, declared_parameters, run_notebook
+from oproj_lib import tile_demo
+from oproj_lib.notebooks import NotebookFailed, run_notebook
 
-pytestmark = pytest.mark.xdist_group("notebooks_layouts")  # one worker runs each notebook once for all tests
-FOLDER = Path(__file__).parents[1] / "notebooks"
-NOTEBOOKS = {name: next(FOLDER.glob(f"{name}_*.ipynb")) for name in ("05", "07")}
-COMMON = {"device", "ranks", "batch"}
-
-# Per notebook: another value of every parameter, and a cell that must show it and depends on no other one here.
-CHANGES: dict[str, dict[str, tuple[Any, str]]] = {
+pytestmark = pytest.mark.xdist_group("notebooks_layouts")  # one worker makes each run once for all tests
+NOTEBOOKS = {name: numbered(name) for name in ("05", "07")}
+CHANGED: dict[str, dict[str, Any]] = {
     "05": {
-        "ranks": (16, "setup"),
-        "width": (64, "atom-picture"),
-        "chunk": (1, "atom-check"),
-        "slot": (3, "tiles-check"),
-        "start": (640, "alignment-check"),
-        "wrong_stride": (2048, "wrong-picture"),
-        "seed": (1, "run-check"),
-        "solutions": (True, "exercise-chunk-offset-check"),
+        "ranks": 16, "batch": 33, "width": 64, "chunk": 1, "slot": 3, "start": 640, "wrong_stride": 2048,
+        "stored_width": 32, "seed": 1, "solutions": True,
     },
     "07": {
-        "ranks": (8, "kernel-run"),
-        "m": (128, "map-run-check"),
-        "row": (11, "map-check"),
-        "warp": (3, "reach-check"),
-        "remove": ("tcgen05.commit", "allocate-run"),
-        "solutions": (True, "exercise-tmem-lane-check"),
+        "ranks": 8, "batch": 40, "m": 128, "row": 11, "warp": 3, "quarter": 1, "remove": "tcgen05.commit", "seed": 1,
+        "solutions": True,
     },
-}
-# The others would hide behind the first ones, or hide them.
-MORE: dict[str, dict[str, tuple[Any, str]]] = {
-    "05": {"stored_width": (32, "wrong-picture"), "batch": (33, "instruction-picture")},
-    "07": {"quarter": (1, "reach-check"), "seed": (1, "map-run-check"), "batch": (40, "map-picture")},
+}  # fmt: skip
+
+
+def row_of_d(m: int, n: int, seed: int, row: int) -> str:
+    """What NumPy prints of the first 8 elements of a row of D [m, n]."""
+    weights, tokens = tile_demo.factors(m, n, seed)
+    return str((weights.astype(float) @ tokens.astype(float).T)[row, :8].astype(int))
+
+
+# Per parameter: the cell, and what it says with the changed value alone.
+SAYS: dict[str, dict[str, tuple[str, str]]] = {
+    "05": {
+        "ranks": ("setup", "K = 768"),
+        "batch": ("instruction-picture", "n: 40"),
+        "width": ("atom-picture", "8 rows of 64 bytes"),
+        "chunk": ("atom-check", "chunk 1 of 8 rows"),
+        "slot": ("tiles-check", "slot 3: W tile"),
+        "start": ("alignment-check", " 640: 100% of D wrong, with base offset 5"),
+        "wrong_stride": ("wrong-picture", "stride 2048:"),
+        "stored_width": ("wrong-picture", "stored with 32 B"),
+        "seed": ("run-check", row_of_d(64, 40, 1, 0)),
+        "solutions": ("exercise-chunk-offset-check", "chunk_offset: right. (the solution)"),
+    },
+    "07": {
+        "ranks": ("kernel-run", "10,752 MMAs"),
+        "batch": ("map-picture", "D of 40 columns"),
+        "m": ("map-run-check", "M = 128: row"),
+        "row": ("map-check", "row 11 is in lane 11"),
+        "warp": ("reach-check", "warp 3 reads lanes"),
+        "quarter": ("reach-check", "reads lanes 32 to 63"),
+        "remove": ("allocate-run", "waits for ever at the mbarrier"),
+        "seed": ("map-run-check", row_of_d(128, 16, 1, 11)),
+        "solutions": ("exercise-tmem-lane-check", "tmem_lane: right. (the solution)"),
+    },
 }
 OTHER: dict[str, dict[str, Any]] = {
     "05": {
@@ -54,13 +77,6 @@ OTHER: dict[str, dict[str, Any]] = {
 PICTURES = {"05": 4, "07": 3}
 
 
-@pytest.fixture(scope="module")
-def usual(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, NotebookRun]:
-    """Both notebooks with their own values."""
-    folder = tmp_path_factory.mktemp("usual")
-    return {name: run_notebook(path, output_dir=folder) for name, path in NOTEBOOKS.items()}
-
-
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_is_committed_as_it_should_be(name: str) -> None:
     code = check_committed(NOTEBOOKS[name])
@@ -68,41 +84,34 @@ def test_a_notebook_is_committed_as_it_should_be(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_with_its_own_values(name: str, usual: Mapping[str, NotebookRun]) -> None:
-    run = usual[name]
+def test_with_its_own_values(name: str, runs: Runs) -> None:
+    run = runs(NOTEBOOKS[name])
     assert run.seconds < 60
-    shown = re.findall(r'<img alt="([^"]*)"', run.html.read_text(encoding="utf-8"))
-    assert len(shown) == PICTURES[name] and all(len(alt) > 80 for alt in shown)
+    check_pictures(run, PICTURES[name])
     if name == "07":
         wrong = "lane quarter: warp 2 reaches tensor memory lanes 64..95, not 0..31"
         assert wrong in results(run)["reach-check"]
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_other_values(name: str, tmp_path: Path) -> None:
-    assert run_notebook(NOTEBOOKS[name], OTHER[name], output_dir=tmp_path).html.exists()
+def test_values_at_their_limits(name: str, runs: Runs) -> None:
+    assert runs(NOTEBOOKS[name], OTHER[name]).html.exists()
 
 
-def test_every_parameter_is_changed() -> None:
-    for name, path in NOTEBOOKS.items():
-        declared = set(declared_parameters(path))
-        assert declared == papermill.inspect_notebook(path).keys()  # its parser reads the cell too
-        assert declared - {"device"} == CHANGES[name].keys() | MORE[name].keys()
-        assert declared >= COMMON
-
-
-@pytest.mark.parametrize("changes", [CHANGES, MORE], ids=["most", "more"])
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_parameters_change_something(
-    name: str, changes: dict[str, dict[str, tuple[Any, str]]], usual: Mapping[str, NotebookRun], tmp_path: Path
-) -> None:  # fmt: skip
-    values = {key: value for key, (value, _) in changes[name].items()}
-    changed, before = (
-        results(run_notebook(NOTEBOOKS[name], values, output_dir=tmp_path)),
-        results(usual[name]),
-    )
-    same = [key for key, (_, cell) in changes[name].items() if changed[cell] == before[cell]]
-    assert not same, f"changed nothing: {same}"
+def test_every_parameter_is_changed(name: str) -> None:
+    check_declared(NOTEBOOKS[name], CHANGED[name])
+    assert CHANGED[name].keys() == SAYS[name].keys()
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_every_parameter_shows(name: str, runs: Runs) -> None:
+    check_shown(runs(NOTEBOOKS[name]), runs(NOTEBOOKS[name], CHANGED[name]), SAYS[name])
+
+
+def test_another_seed_gives_another_row() -> None:
+    assert row_of_d(64, 40, 0, 0) != row_of_d(64, 40, 1, 0)
+    assert row_of_d(128, 16, 0, 11) != row_of_d(128, 16, 1, 11)
 
 
 @pytest.mark.parametrize(

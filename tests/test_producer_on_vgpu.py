@@ -17,12 +17,19 @@ from grid import RANKS, Point, covering_points, every_point
 from mmasim_oracle import hopper_bf16
 
 from oproj_lib.kernels.producer import OprojProducer
-from oproj_lib.problem import KINDS, Problem
+from oproj_lib.layouts.fragments import MMA_TOKENS
+from oproj_lib.problem import CTAS, KINDS, ROWS_PER_CTA, N, Problem
 from oproj_lib.program import build_producer
-from oproj_lib.run import SLOT, SLOTS, delivery_findings, launch_on_vgpu, run_producer
+from oproj_lib.run import SLOT, SLOTS, launch_on_vgpu, run_producer
 from oproj_lib.sass import check_sass
 
 SEED = 2026
+FEW = 4
+MANY_TOKENS = (
+    Point(768, 0, 1, 0, 64, "sm_90a", "multicast"),
+    Point(1536, 4, 1, 0, 33, "sm_100a", "multicast"),
+    Point(1536, 4, 1, 2, 63, "sm_90a", "unicast"),
+)
 
 
 @cache
@@ -36,8 +43,14 @@ def bits(k: int, rows: int, chains: int) -> np.ndarray:
     return expected_bits(*inputs(k), rows, chains)
 
 
-def check_point(point: Point, schedule: int) -> None:
-    """The machine code; then a launch: by turns in program order or a random one, with checks or without."""
+def is_checked(point: Point) -> bool:
+    """Whether undefined data and races are tracked."""
+    return (point.batch + point.staged_blocks) % 2 == 0
+
+
+def check_point(point: Point, schedule: int, ctas: int = CTAS) -> None:
+    """The machine code; then a launch: by turns in program order or a random one, with checks or without. The
+    first CTAs publish all of their columns, and nothing else."""
     producer = OprojProducer(
         point.k, staged_blocks=point.staged_blocks, rows=point.rows, group_tiles=point.group_tiles,
         transport="unicast:2" if point.transport == "unicast" else point.transport,
@@ -51,18 +64,33 @@ def check_point(point: Point, schedule: int) -> None:
     expected = bits(point.k, point.rows, chains_of(point.rows, point.group_tiles))
     turn = point.batch + point.staged_blocks
     order: str | int = schedule if turn % 4 < 2 else "program"
-    mailboxes, report, _ = launch_on_vgpu(program, x, weight, ranks=2, schedule=order, checks=turn % 2 == 0)
+    mailboxes, report, _ = launch_on_vgpu(
+        program, x, weight, ranks=2, schedule=order, checks=is_checked(point), ctas=ctas
+    )
     report.raise_for_findings()
-    assert not delivery_findings(mailboxes, point.batch)
+    columns = ctas * ROWS_PER_CTA
+    published = np.zeros((SLOTS, point.batch + 1, N), bool)
+    published[SLOT, : point.batch, :columns] = True
     for mailbox in mailboxes:
+        assert mailbox.written is not None
+        np.testing.assert_array_equal(mailbox.written.reshape(*published.shape, 2).all(axis=3), published)
         np.testing.assert_array_equal(
-            mailbox.array[SLOT, : point.batch].view(np.uint16), expected[: point.batch]
+            mailbox.array[SLOT, : point.batch, :columns].view(np.uint16), expected[: point.batch, :columns]
         )
 
 
 @pytest.mark.parametrize("point", covering_points(), ids=str)
 def test_pairwise_grid(point: Point) -> None:
-    check_point(point, schedule=point.batch + point.staged_blocks)
+    """All CTAs where that is quick: up to one tile and a token, nothing tracked. Otherwise a few: each does the same
+    on its own rows."""
+    quick = point.batch <= MMA_TOKENS + 1 and not is_checked(point)
+    check_point(point, schedule=point.batch + point.staged_blocks, ctas=CTAS if quick else FEW)
+
+
+@pytest.mark.parametrize("point", MANY_TOKENS, ids=str)
+def test_many_tokens_of_all_ctas(point: Point) -> None:
+    """Every x path: registers, shared memory, ring."""
+    check_point(point, schedule=point.batch)
 
 
 @pytest.mark.exhaustive
@@ -81,13 +109,19 @@ def test_contract_is_close_to_float64() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "random"])
-@pytest.mark.parametrize("ranks", [8, 16])
-def test_nasty_inputs(kind: str, ranks: int) -> None:
-    for exact in (False, True):
-        result = run_producer(
-            ranks=ranks, batch=9, inputs=kind, seed=5, exact=exact, checks=True, device="vgpu"
-        )
-        assert result.ok, result.findings
+@pytest.mark.parametrize(
+    ("ranks", "exact"),
+    [
+        (8, False),
+        (16, True),
+        pytest.param(8, True, marks=pytest.mark.exhaustive),
+        pytest.param(16, False, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_nasty_inputs(kind: str, ranks: int, exact: bool) -> None:
+    """Both x paths and both arithmetics (in the whole grid, both arithmetics on both paths)."""
+    result = run_producer(ranks=ranks, batch=9, inputs=kind, seed=5, exact=exact, checks=True, device="vgpu")
+    assert result.ok, result.findings
 
 
 def test_policy_plain_keeps_negative_zero_and_latent_does_not() -> None:

@@ -5,13 +5,25 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import cutlass.cute as cute
 import pytest
+from ring_engines import (
+    DEFAULT,
+    PROXY,
+    TOGETHER,
+    budget_for,
+    check_line,
+    compiled,
+    described,
+    engine,
+    late_weights,
+    slot_waits,
+    tile_offsets,
+)
 
 from oproj_lib import program as programs
 from oproj_lib.cubin import resources
 from oproj_lib.kernels.producer import OprojProducer
-from oproj_lib.kernels.ring_lane import RingShared
+from oproj_lib.kernels.ring_engine import RingEngine
 from oproj_lib.kernels.umma import OprojUmma
 from oproj_lib.kernels.umma_configuration import UmmaConfiguration
 from oproj_lib.lessons.broken_umma import (
@@ -27,12 +39,6 @@ from oproj_lib.program import Program, build_producer, build_umma, source_hashes
 from oproj_lib.sass import disassemble
 
 BATCHES = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 24, 32, 33, 48, 63, 64)
-DEFAULT = 184 * 1024
-
-
-def budget_for(stages: int, batch: int) -> int:
-    """The smallest budget that gives this many stages."""
-    return stages * (8192 + 128 * (-(-batch // 8) * 8))
 
 
 def build(
@@ -40,16 +46,10 @@ def build(
     batch: int,
     stages: int | None = None,
     transport: str = "multicast",
-    *,
-    kind: type[OprojUmma] = OprojUmma,
-    policy: str = "latent",
+    kind: type[RingEngine] = OprojUmma,
+    **options: Any,
 ) -> Program:
-    budget = DEFAULT if stages is None else budget_for(stages, batch)
-    engine = kind(k, budget=budget, transport=transport, policy=policy)
-    cache = "default" if kind is OprojUmma else None
-    return build_umma(
-        engine, target="sm_100a", batch=batch, mailbox_slots=2, mailbox_tokens=batch, cache=cache
-    )
+    return compiled(engine(kind, k, batch, stages, transport, **options), batch)
 
 
 # Rules
@@ -169,9 +169,9 @@ def test_targets_without_tcgen05_are_refused(target: str, message: str) -> None:
 
 
 def test_compiling_it_by_hand_for_hopper_is_refused_too() -> None:
+    umma = OprojUmma(768)
     with pytest.raises(ValueError, match="target = 'sm_90a' has no tcgen05"):
-        engine = OprojUmma(768)
-        programs._compile(engine, "sm_90a", programs.engine_parameters(engine, 8, (1, 8, 7168)))
+        programs._compile(umma, "sm_90a", programs.engine_parameters(umma, 8, (1, 8, 7168)))
 
 
 def test_engines_are_not_mixed_up() -> None:
@@ -203,53 +203,10 @@ def test_a_program_says_how_to_launch_it() -> None:
 # PTX against the contract
 
 
-def body(ptx: str) -> list[str]:
-    """The statements of the kernel, comments, directives and braces removed."""
-    text = re.sub(r"//.*", "", ptx[ptx.index("{", ptx.index(".reqntid")) :])
-    statements = [s.strip() for line in text.splitlines() for s in re.split(r"[;{}]|(?<=\w):(?=\s|$)", line)]
-    return [s for s in statements if s and not s.startswith(".")]
-
-
-def described(program: Program) -> list[str]:
-    """The statements that matter, in PTX order: ``wait +8 0``, ``mma first``, ``mma``, ``copy``, ..."""
-    found: list[str] = []
-    predicates: dict[str, str] = {}
-    for statement in body(program.ptx):
-        if match := re.match(r"mov\.pred\s+(%p\d+), (-?\d)", statement):
-            predicates[match[1]] = match[2]
-        offset = re.search(r"\[%\w+\+(\d+)\]", statement)
-        at = int(offset[1]) if offset else -1
-        plain = re.sub(r"^@!?%?\w+\s+", "", statement)
-        opcode = plain.split()[0]
-        if opcode.startswith("mbarrier.try_wait"):
-            found.append(f"wait +{at} {plain.split(', ')[-1]}")
-        elif opcode.startswith("mbarrier.init"):
-            found.append(f"init +{at} {plain.split(', ')[-1]}")
-        elif opcode.startswith("cp.async.mbarrier.arrive.noinc"):
-            found.append(f"arrive +{at}")
-        elif opcode.startswith("cp.async.cg"):
-            found.append("copy")
-        elif opcode.startswith("cp.async.bulk.prefetch"):
-            found.append(f"prefetch {plain.split(', ')[-1]}")
-        elif opcode.startswith("tcgen05.mma"):
-            found.append("mma" if predicates[plain.split(", ")[-1]] == "-1" else "mma first")
-        elif opcode.startswith("tcgen05.commit"):
-            found.append(f"commit +{at}")
-        elif opcode.startswith("bar."):
-            found.append(re.sub(r"\s+", " ", plain))
-        elif opcode.startswith(("fence.", "griddepcontrol.", "tcgen05.", "elect.")):
-            found.append(opcode)
-        elif opcode.startswith(("st.shared", "ld.shared", "multimem", "st.relaxed", "cvt.rn.bf16x2")):
-            found.append(opcode)
-    return found
-
-
 ALLOC = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32"
 PERMIT = "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned"
 FREE = "tcgen05.dealloc.cta_group::1.sync.aligned.b32"
 BEFORE, AFTER = "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync"
-PROXY = "fence.proxy.async.shared::cta"
-TOGETHER = "bar.warp.sync -1"
 LOADED = "tcgen05.wait::ld.sync.aligned"
 
 
@@ -342,9 +299,7 @@ def test_counts(k: int, batch: int, stages: int | None, transport: str) -> None:
 def test_parities_in_the_ptx(stages: int) -> None:
     """K = 768, 12 blocks: every wait against a list made from rounds, without the kernel's functions."""
     steps = [s for s in described(build(768, 8, stages, "unicast:1")) if s.startswith("wait")]
-    full = [f"wait +{8 * (b % stages)} {b // stages % 2}" for b in range(12)]
-    empty = [f"wait +{8 * (stages + b % stages)} {(b // stages + 1) % 2}" for b in range(stages, 12)]
-    assert steps == [*full, *empty, f"wait +{16 * stages} 0"]
+    assert steps == [*slot_waits(stages), f"wait +{16 * stages} 0"]
 
 
 def added_to_the_address(program: Program) -> set[int]:
@@ -355,10 +310,8 @@ def added_to_the_address(program: Program) -> set[int]:
 
 def test_descriptors_in_the_ptx() -> None:
     program = build(192, 8, 2, "unicast:1")
-    a = {(slot * 9216 + 32 * step) // 16 for slot in range(2) for step in range(4)}
-    expected = a | {offset + 8192 // 16 for offset in a}
-    assert added_to_the_address(program) == expected
-    assert added_to_the_address(build(192, 8, 2, "unicast:1", kind=WrongStride)) != expected
+    assert added_to_the_address(program) == tile_offsets()
+    assert added_to_the_address(build(192, 8, 2, "unicast:1", kind=WrongStride)) != tile_offsets()
     assert set(re.findall(r"tcgen05\.mma.*?(0x[0-9a-f]+), %p", program.ptx)) == {"0x4020490"}
 
 
@@ -369,15 +322,8 @@ def test_policy_plain_leaves_negative_zeros() -> None:
 
 def test_instructions_carry_the_line_that_issues_them() -> None:
     """``.loc`` of an MMA and of a wait name umma.py, where the call stands."""
-    program = build(768, 9, 3)
-    lines = program.ptx.splitlines()
-    source = (programs.source_path("oproj_lib/kernels/umma.py")).read_text().splitlines()
-    (file,) = re.findall(r'\.file\s+(\d+)\s+"oproj_lib/kernels/umma\.py"', program.ptx)
     for opcode, call in (("tcgen05.mma", "umma_f16("), ("mbarrier.try_wait", "barrier_wait(")):
-        number = next(i for i, line in enumerate(lines) if opcode in line)
-        located = next(line for line in reversed(lines[:number]) if ".loc" in line)
-        _, at_file, line, *_ = located.split()
-        assert at_file == file and call in source[int(line) - 1]
+        check_line(build(768, 9, 3), "umma", opcode, call)
 
 
 # Machine code
@@ -388,19 +334,9 @@ def weight_copies_before_the_wait(program: Program) -> int:
     return names[: names.index("ACQBULK")].count("LDGSTS")
 
 
-class LateWeights(OprojUmma):
-    """Waits for the previous kernel before it asks for its weights."""
-
-    def load(
-        self, x: cute.Tensor, weight: cute.Tensor, shared: RingShared, trigger_after_wait: bool = True
-    ) -> None:
-        cute.arch.griddepcontrol_wait()
-        super().load(x, weight, shared, trigger_after_wait)
-
-
 def test_late_weights_are_seen() -> None:
     assert weight_copies_before_the_wait(build(192, 8, 2)) == 8
-    assert weight_copies_before_the_wait(build(192, 8, 2, kind=LateWeights)) == 0
+    assert weight_copies_before_the_wait(build(192, 8, 2, kind=late_weights(OprojUmma))) == 0
 
 
 @pytest.mark.parametrize(("k", "batch", "stages", "transport"), BUILDS)

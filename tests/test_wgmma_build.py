@@ -5,15 +5,27 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import cutlass.cute as cute
 import numpy as np
 import pytest
-from test_umma_build import body
+from ring_engines import (
+    DEFAULT,
+    PROXY,
+    TOGETHER,
+    WAIT,
+    budget_for,
+    check_line,
+    compiled,
+    described,
+    engine,
+    late_weights,
+    slot_waits,
+    tile_offsets,
+)
 
 from oproj_lib import program as programs
 from oproj_lib.cubin import resources
 from oproj_lib.kernels.producer import OprojProducer
-from oproj_lib.kernels.ring_lane import RingShared
+from oproj_lib.kernels.ring_engine import RingEngine
 from oproj_lib.kernels.umma import OprojUmma
 from oproj_lib.kernels.wgmma import OprojWgmma
 from oproj_lib.kernels.wgmma_configuration import WgmmaConfiguration
@@ -32,29 +44,16 @@ from oproj_lib.lessons.broken_wgmma import (
 from oproj_lib.program import Program, build_producer, build_wgmma, source_hashes
 from oproj_lib.sass import disassemble
 
-DEFAULT = 184 * 1024
-
-
-def budget_for(stages: int, batch: int) -> int:
-    """The smallest budget that gives this many stages."""
-    return stages * (8192 + 128 * (-(-batch // 8) * 8))
-
 
 def build(
     k: int,
     batch: int,
     stages: int | None = None,
     transport: str = "multicast",
-    *,
-    kind: type[OprojWgmma] = OprojWgmma,
-    policy: str = "latent",
+    kind: type[RingEngine] = OprojWgmma,
+    **options: Any,
 ) -> Program:
-    budget = DEFAULT if stages is None else budget_for(stages, batch)
-    engine = kind(k, budget=budget, transport=transport, policy=policy)
-    cache = "default" if kind is OprojWgmma else None
-    return build_wgmma(
-        engine, target="sm_90a", batch=batch, mailbox_slots=2, mailbox_tokens=batch, cache=cache
-    )
+    return compiled(engine(kind, k, batch, stages, transport, **options), batch)
 
 
 # Rules
@@ -121,20 +120,20 @@ def test_what_does_not_fit_a_batch_is_refused(budget: int, batch: int, message: 
 
 def test_targets_without_wgmma_are_refused() -> None:
     message = "target = 'sm_100a' has no wgmma instructions: OprojWgmma needs sm_90a"
-    engine = OprojWgmma(768)
+    wgmma = OprojWgmma(768)
     with pytest.raises(ValueError, match=message):
-        build_wgmma(engine, target="sm_100a", batch=8, mailbox_slots=1, mailbox_tokens=8)
+        build_wgmma(wgmma, target="sm_100a", batch=8, mailbox_slots=1, mailbox_tokens=8)
     with pytest.raises(ValueError, match=message):
-        programs._compile(engine, "sm_100a", programs.engine_parameters(engine, 8, (1, 8, 7168)))
+        programs._compile(wgmma, "sm_100a", programs.engine_parameters(wgmma, 8, (1, 8, 7168)))
 
 
 def test_engines_are_not_mixed_up() -> None:
     common: dict[str, Any] = {"target": "sm_90a", "batch": 8, "mailbox_slots": 1, "mailbox_tokens": 8}
     with pytest.raises(ValueError, match=r"OprojWgmma is no mma\.sync producer"):
         build_producer(OprojWgmma(768), **common)
-    for engine in (OprojProducer(768, staged_blocks=0), OprojUmma(768)):
-        with pytest.raises(ValueError, match=f"{type(engine).__name__} is no wgmma engine"):
-            build_wgmma(engine, **common)  # type: ignore[arg-type]
+    for other in (OprojProducer(768, staged_blocks=0), OprojUmma(768)):
+        with pytest.raises(ValueError, match=f"{type(other).__name__} is no wgmma engine"):
+            build_wgmma(other, **common)  # type: ignore[arg-type]
 
 
 def test_the_cache_key_covers_the_engine() -> None:
@@ -175,48 +174,6 @@ def test_registers_cover_d_once(n: int) -> None:
 
 
 # PTX against the contract
-
-
-def described(program: Program) -> list[str]:
-    """The statements that matter, in PTX order: ``wait +8 0``, ``mma first``, ``mma``, ``copy``, ..."""
-    found: list[str] = []
-    predicates: dict[str, str] = {}
-    without_vectors = re.sub(r"(wgmma\.mma_async\S*) \{[^}]*\}", r"\1 d", program.ptx)
-    for statement in body(without_vectors):
-        if match := re.match(r"mov\.pred\s+(%p\d+), (-?\d)", statement):
-            predicates[match[1]] = match[2]
-        offset = re.search(r"\[%\w+\+(\d+)\]", statement)
-        at = int(offset[1]) if offset else -1
-        plain = re.sub(r"^@!?%?\w+\s+", "", statement)
-        opcode = plain.split()[0]
-        if opcode.startswith("mbarrier.try_wait"):
-            found.append(f"wait +{at} {plain.split(', ')[-1]}")
-        elif opcode.startswith("mbarrier.init"):
-            found.append(f"init +{at} {plain.split(', ')[-1]}")
-        elif opcode.startswith("mbarrier.arrive"):
-            found.append(f"release +{at}")
-        elif opcode.startswith("cp.async.mbarrier.arrive.noinc"):
-            found.append(f"arrive +{at}")
-        elif opcode.startswith("cp.async.cg"):
-            found.append("copy")
-        elif opcode.startswith("cp.async.bulk.prefetch"):
-            found.append(f"prefetch {plain.split(', ')[-1]}")
-        elif opcode.startswith("wgmma.mma_async"):
-            found.append("mma" if predicates[plain.split(", ")[-5]] == "-1" else "mma first")
-        elif opcode.startswith("wgmma."):
-            found.append(re.sub(r"\.sync\.aligned", "", plain))
-        elif opcode.startswith("bar."):
-            found.append(re.sub(r"\s+", " ", plain))
-        elif opcode.startswith(("fence.", "griddepcontrol.", "elect.")):
-            found.append(opcode)
-        elif opcode.startswith(("st.shared", "ld.shared", "multimem", "st.relaxed", "cvt.rn.bf16x2")):
-            found.append(opcode)
-    return found
-
-
-PROXY = "fence.proxy.async.shared::cta"
-TOGETHER = "bar.warp.sync -1"
-WAIT = "griddepcontrol.wait"
 
 
 # k = 192: block 2 reuses slot 0. Barriers: full 0, 8; empty 16, 24. M = 8, one rank.
@@ -308,9 +265,7 @@ def test_counts(k: int, batch: int, stages: int, transport: str) -> None:
 def test_parities_in_the_ptx(stages: int) -> None:
     """K = 768, 12 blocks: every wait against a list made from rounds, without the kernel's functions."""
     steps = [s for s in described(build(768, 8, stages, "unicast:1")) if s.startswith("wait")]
-    full = [f"wait +{8 * (b % stages)} {b // stages % 2}" for b in range(12)]
-    empty = [f"wait +{8 * (stages + b % stages)} {(b // stages + 1) % 2}" for b in range(stages, 12)]
-    assert steps == [*full, *empty]
+    assert steps == slot_waits(stages)
 
 
 def added_to_the_address(program: Program) -> set[int]:
@@ -322,10 +277,8 @@ def added_to_the_address(program: Program) -> set[int]:
 
 def test_descriptors_in_the_ptx() -> None:
     program = build(192, 8, 2, "unicast:1")
-    a = {(slot * 9216 + 32 * step) // 16 for slot in range(2) for step in range(4)}
-    expected = a | {offset + 8192 // 16 for offset in a}
-    assert added_to_the_address(program) == expected
-    assert added_to_the_address(build(192, 8, 2, "unicast:1", kind=WrongStride)) != expected
+    assert added_to_the_address(program) == tile_offsets()
+    assert added_to_the_address(build(192, 8, 2, "unicast:1", kind=WrongStride)) != tile_offsets()
 
 
 def test_policy_plain_leaves_negative_zeros() -> None:
@@ -335,15 +288,8 @@ def test_policy_plain_leaves_negative_zeros() -> None:
 
 def test_instructions_carry_the_line_that_issues_them() -> None:
     """``.loc`` of a wgmma names wgmma.py, where the call stands."""
-    program = build(768, 9, 3)
-    lines = program.ptx.splitlines()
-    source = (programs.source_path("oproj_lib/kernels/wgmma.py")).read_text().splitlines()
-    (file,) = re.findall(r'\.file\s+(\d+)\s+"oproj_lib/kernels/wgmma\.py"', program.ptx)
     for opcode, call in (("wgmma.mma_async", "multiply_bf16("), ("mbarrier.try_wait", "barrier_wait(")):
-        number = next(i for i, line in enumerate(lines) if opcode in line)
-        located = next(line for line in reversed(lines[:number]) if ".loc" in line)
-        _, at_file, line, *_ = located.split()
-        assert at_file == file and call in source[int(line) - 1]
+        check_line(build(768, 9, 3), "wgmma", opcode, call)
 
 
 # Machine code
@@ -356,19 +302,9 @@ def loader_code(program: Program) -> list[str]:
     return names[copies : names.index("ACQBULK", copies)]
 
 
-class LateWeights(OprojWgmma):
-    """Waits for the previous kernel before it asks for its weights."""
-
-    def load(
-        self, x: cute.Tensor, weight: cute.Tensor, shared: RingShared, trigger_after_wait: bool = True
-    ) -> None:
-        cute.arch.griddepcontrol_wait()
-        super().load(x, weight, shared, trigger_after_wait)
-
-
 def test_late_weights_are_seen() -> None:
     assert loader_code(build(192, 8, 2)).count("LDGSTS") == 8
-    late = build(192, 8, 2, kind=LateWeights)
+    late = build(192, 8, 2, kind=late_weights(OprojWgmma))
     names = [instruction.name for instruction in disassemble(late.cubin)[late.entry]]
     assert names.count("ACQBULK") == 3 and names[: names.index("LDGSTS")].count("ACQBULK") == 2
 

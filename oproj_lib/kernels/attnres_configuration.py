@@ -26,6 +26,8 @@ WORDS = 4
 """32-bit words of a chunk."""
 HELD_WORDS = 112
 """Words of block rows that a thread keeps in registers; more are read a second time."""
+OTHER_REGISTERS = 20
+"""Calibrated on 4.8.1's ptxas, see ``AttnResConfiguration.register_need``."""
 MAX_POLLED_CHUNKS = 16
 """Chunks that a thread polls together, 4 registers each: 2 chunks of 8 ranks."""
 
@@ -94,6 +96,22 @@ class AttnResConfiguration:
     def holds_blocks(self) -> bool:
         """Whether a thread keeps its chunks of the block rows from the scores to the mix."""
         return self.blocks * self.chunks * WORDS <= HELD_WORDS
+
+    @property
+    def register_need(self) -> int:
+        """Registers per thread below which ptxas spills.
+
+        Alive together: the score weights in FP32, and either the block rows or, during the poll, the rows of prefix
+        and out_w beside the polled words. What ptxas needs on top is calibrated on fused builds of 512 threads,
+        which have 128 registers: 128, 224 and 448 threads, 0 to 8 blocks, 1 to 72 ranks, both targets. The estimate
+        errs on the safe side: with 128 threads, no blocks and 2 ranks it refuses what would just fit.
+        """
+        row = WORDS * self.chunks
+        weights = 2 * row if self.scored else 0
+        held = row * self.blocks if self.holds_blocks else 0
+        polled = WORDS * min(self.polled_chunks, self.ranks * self.chunks)
+        early = row * (int(not self.replace_prefix) + int(self.out_norm))
+        return weights + max(held, early + polled) + OTHER_REGISTERS
 
     @property
     def shared_bytes(self) -> int:

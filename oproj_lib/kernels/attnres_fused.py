@@ -18,13 +18,15 @@ The blocks are scored after publishing, while the other ranks' sums are under wa
 for them: weights fill them until the MMAs are through. prefix and the blocks are read after this kernel's own
 wait, so nothing has to be assumed about who wrote them. The wait also makes another at the end unnecessary.
 
-Which configurations exist: AttnRes threads up to those that publish (448 or fewer for ``OprojProducer``, 128
-for ``OprojUmma`` and ``OprojWgmma``), every batch that the engine takes up to 64 tokens, and shared memory for
-both: the engine's, and 30 KB where there are blocks.
+Which configurations exist: AttnRes threads up to those that publish (128 for ``OprojUmma`` and ``OprojWgmma``, 448
+for ``OprojProducer``, whose 512 threads have 128 registers each: 224 and 128 fit a few small exchanges only), every
+batch that the engine takes up to 64 tokens, and shared memory for both: the engine's, and 30 KB where there are
+blocks.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -33,41 +35,56 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from oproj_lib.kernels.attnres import AttnRes
-from oproj_lib.kernels.attnres_configuration import THREAD_CHOICES
+from oproj_lib.kernels.attnres_configuration import THREAD_CHOICES, registers_per_thread
 from oproj_lib.kernels.attnres_lane import Arrays
 from oproj_lib.kernels.configuration import SHARED_LIMIT
-from oproj_lib.kernels.fused_reduce import check_engine, crew_of
+from oproj_lib.kernels.fused_reduce import check_engine, crew_of, launch_fused, project_then
 from oproj_lib.kernels.producer import OprojProducer
 from oproj_lib.kernels.second_shot import RESULT_RANKS, SecondShot
 from oproj_lib.kernels.transport import Mailbox
 from oproj_lib.layouts.fragments import CHUNK_BYTES
-from oproj_lib.problem import CTAS
 
 
 class EngineAndAttnRes:
     """What the fused forms have in common: who consumes, and with which shared memory.
 
     Raises ValueError for an engine without generations or of the other kind (one-shot, two-shot), for AttnRes
-    threads that the engine does not have, for a batch that it cannot take, and for shared memory that the two
-    do not fit into.
+    threads that the engine does not have, or that need more registers than its CTA leaves them, for a batch that
+    it cannot take, and for shared memory that the two do not fit into.
     """
 
     def __init__(self, engine: OprojProducer, attnres: AttnRes, *, twoshot: bool) -> None:
         check_engine(engine, twoshot=twoshot)
         self.engine = engine
         self.attnres = attnres
+        self.check_threads()
         config = attnres.config
-        if config.threads > engine.consumers:
-            choices = tuple(choice for choice in THREAD_CHOICES if choice <= engine.consumers)
-            raise ValueError(
-                f"threads = {config.threads}: only {engine.consumers} threads of {type(engine).__name__} are free "
-                f"to consume; choose from {choices}"
-            )
         if self.shared_bytes > SHARED_LIMIT:
             raise ValueError(
                 f"{engine.plan(config.tokens).shared_bytes} shared bytes of the engine, rounded up to a multiple "
                 f"of {CHUNK_BYTES}, + {config.shared_bytes} of AttnRes = {self.shared_bytes}, a block has "
                 f"{SHARED_LIMIT}: choose fewer staged blocks or ring bytes"
+            )
+
+    def check_threads(self) -> None:
+        """Raises ValueError unless the engine has AttnRes' threads, and each of them its registers."""
+        config, engine = self.attnres.config, self.engine
+        name, registers = type(engine).__name__, registers_per_thread(engine.threads)
+        choices = tuple(
+            threads
+            for threads in THREAD_CHOICES
+            if threads <= engine.consumers and replace(config, threads=threads).register_need <= registers
+        )
+        if config.threads > engine.consumers:
+            raise ValueError(
+                f"threads = {config.threads}: only {engine.consumers} threads of {name} are free to consume; "
+                f"choose from {choices}"
+            )
+        if config.register_need > registers:
+            raise ValueError(
+                f"threads = {config.threads}: with {config.chunks} chunks each of {config.blocks} blocks and "
+                f"{config.ranks} ranks, AttnRes needs {config.register_need} registers per thread, and the "
+                f"{engine.threads} threads of {name} have {registers}; choose from {choices}"
             )
 
     @property
@@ -131,15 +148,12 @@ class FusedAttnRes(EngineAndAttnRes):
     ) -> None:
         """Launch on ``stream``. Raises ValueError while compiling, for tensors that do not fit."""
         self.check(x, weight, mailbox, Arrays(prefix, blocks, norm_weight, qk_weight, out_weight, out))
-        self.kernel(
-            x, weight, mailbox, mc, slot, state, prefix, blocks, norm_weight, qk_weight, out_weight, out
-        ).launch(
-            grid=[CTAS, 1, 1],
-            block=[self.engine.threads, 1, 1],
-            stream=stream,
-            use_pdl=True,
-            min_blocks_per_mp=1,
-            hint_smem_base_uniform=True,
+        launch_fused(
+            self.kernel(
+                x, weight, mailbox, mc, slot, state, prefix, blocks, norm_weight, qk_weight, out_weight, out
+            ),
+            self.engine,
+            stream,
         )
 
     def check(self, x: Any, weight: Any, mailbox: Any, arrays: Arrays) -> None:
@@ -170,10 +184,9 @@ class FusedAttnRes(EngineAndAttnRes):
         arrays = Arrays(prefix, blocks, norm_weight, qk_weight, out_weight, out)
 
         def consume() -> None:
-            cute.arch.griddepcontrol_launch_dependents()
             self.consume(arrays, mailbox, state)
 
-        self.engine.project(x, weight, mailbox, mc, slot, state, trigger_after_wait=False, then=consume)
+        project_then(consume, self.engine, x, weight, mailbox, mc, slot, state)
 
 
 class FusedTwoShotAttnRes(EngineAndAttnRes):
@@ -222,16 +235,13 @@ class FusedTwoShotAttnRes(EngineAndAttnRes):
         self.check(
             x, weight, mailbox, result, Arrays(prefix, blocks, norm_weight, qk_weight, out_weight, out)
         )
-        self.kernel(
-            x, weight, mailbox, mc, slot, state, result, result_mc, result_state,
-            prefix, blocks, norm_weight, qk_weight, out_weight, out,
-        ).launch(
-            grid=[CTAS, 1, 1],
-            block=[self.engine.threads, 1, 1],
-            stream=stream,
-            use_pdl=True,
-            min_blocks_per_mp=1,
-            hint_smem_base_uniform=True,
+        launch_fused(
+            self.kernel(
+                x, weight, mailbox, mc, slot, state, result, result_mc, result_state,
+                prefix, blocks, norm_weight, qk_weight, out_weight, out,
+            ),
+            self.engine,
+            stream,
         )  # fmt: skip
 
     def check(self, x: Any, weight: Any, mailbox: Any, result: Any, arrays: Arrays) -> None:
@@ -266,12 +276,11 @@ class FusedTwoShotAttnRes(EngineAndAttnRes):
         arrays = Arrays(prefix, blocks, norm_weight, qk_weight, out_weight, out)
 
         def consume() -> None:
-            cute.arch.griddepcontrol_launch_dependents()
             crew = crew_of(self.engine)
             self.second.forward(mailbox, result, result_mc, slot, state, result_state, crew)
             self.consume(arrays, result, result_state)
 
-        self.engine.project(x, weight, mailbox, mc, slot, state, trigger_after_wait=False, then=consume)
+        project_then(consume, self.engine, x, weight, mailbox, mc, slot, state)
 
 
 for _fused, _name in ((FusedAttnRes, "fused_attnres"), (FusedTwoShotAttnRes, "fused_two_shot_attnres")):

@@ -14,6 +14,9 @@ when it has published: their preloads then use the memory bandwidth that polling
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 from cutlass import Int32, Int64
@@ -38,6 +41,37 @@ def check_engine(engine: OprojProducer, twoshot: bool) -> None:
         raise ValueError(f"twoshot = {engine.twoshot}: this is an engine for {other}")
     if engine.policy != "latent":
         raise ValueError(f"policy = {engine.policy!r}: a polled mailbox needs 'latent'")
+
+
+def launch_fused(kernel: Any, engine: OprojProducer, stream: cuda.CUstream) -> None:
+    """Launch a fused kernel, given its arguments, like the engine's own: CTAs, threads, PDL."""
+    kernel.launch(
+        grid=[CTAS, 1, 1],
+        block=[engine.threads, 1, 1],
+        stream=stream,
+        use_pdl=True,
+        min_blocks_per_mp=1,
+        hint_smem_base_uniform=True,
+    )
+
+
+def project_then(
+    consume: Callable[[], None],
+    engine: OprojProducer,
+    x: cute.Tensor,
+    weight: cute.Tensor,
+    mailbox: cute.Tensor,
+    mc: Int64,
+    slot: Int32,
+    state: Int64,
+) -> None:
+    """Project and publish; those who have published release the dependents, and consume."""
+
+    def go_on() -> None:
+        cute.arch.griddepcontrol_launch_dependents()
+        consume()
+
+    engine.project(x, weight, mailbox, mc, slot, state, trigger_after_wait=False, then=go_on)
 
 
 class FusedMailboxReduce:
@@ -70,14 +104,7 @@ class FusedMailboxReduce:
     ) -> None:
         """Launch on ``stream``. Raises ValueError while compiling, for tensors that do not fit."""
         self.check(x, weight, mailbox, out)
-        self.kernel(x, weight, mailbox, mc, slot, state, out).launch(
-            grid=[CTAS, 1, 1],
-            block=[self.engine.threads, 1, 1],
-            stream=stream,
-            use_pdl=True,
-            min_blocks_per_mp=1,
-            hint_smem_base_uniform=True,
-        )
+        launch_fused(self.kernel(x, weight, mailbox, mc, slot, state, out), self.engine, stream)
 
     def check(self, x: object, weight: object, mailbox: object, out: object) -> None:
         """Raises ValueError for arrays (NumPy, torch or CuTe) that do not fit."""
@@ -99,10 +126,9 @@ class FusedMailboxReduce:
         """Project and publish, then consume."""
 
         def consume() -> None:
-            cute.arch.griddepcontrol_launch_dependents()
             self.reduce.consume(mailbox, out, state, crew_of(self.engine))
 
-        self.engine.project(x, weight, mailbox, mc, slot, state, trigger_after_wait=False, then=consume)
+        project_then(consume, self.engine, x, weight, mailbox, mc, slot, state)
 
 
 class FusedTwoShotReduce:
@@ -141,13 +167,10 @@ class FusedTwoShotReduce:
     ) -> None:
         """Launch on ``stream``. Raises ValueError while compiling, for tensors that do not fit."""
         self.check(x, weight, mailbox, result, out)
-        self.kernel(x, weight, mailbox, mc, slot, state, result, result_mc, result_state, out).launch(
-            grid=[CTAS, 1, 1],
-            block=[self.engine.threads, 1, 1],
-            stream=stream,
-            use_pdl=True,
-            min_blocks_per_mp=1,
-            hint_smem_base_uniform=True,
+        launch_fused(
+            self.kernel(x, weight, mailbox, mc, slot, state, result, result_mc, result_state, out),
+            self.engine,
+            stream,
         )
 
     def check(self, x: object, weight: object, mailbox: object, result: object, out: object) -> None:
@@ -174,12 +197,11 @@ class FusedTwoShotReduce:
         """Project and send to the owners, sum and send to everyone, then consume."""
 
         def consume() -> None:
-            cute.arch.griddepcontrol_launch_dependents()
             crew = crew_of(self.engine)
             self.second.forward(mailbox, result, result_mc, slot, state, result_state, crew)
             self.reduce.consume(result, out, result_state, crew)
 
-        self.engine.project(x, weight, mailbox, mc, slot, state, trigger_after_wait=False, then=consume)
+        project_then(consume, self.engine, x, weight, mailbox, mc, slot, state)
 
 
 def crew_of(engine: OprojProducer) -> Crew:

@@ -49,8 +49,9 @@ class RingEngine(OprojProducer):
     as many stages as fit, at most k // 64. twoshot, transport, policy and generations: as in
     ``OprojProducer``.
 
-    A subclass says which rules hold (``configuration``), how many threads a CTA has, on which targets it runs,
-    what a shared-memory descriptor of its tensor core looks like (``tile_layout``), and has the kernel.
+    A subclass says which rules hold (``configuration``), how many threads a CTA has, what the kernel is called in
+    the PTX (``entry``), on which targets it runs, what a shared-memory descriptor of its tensor core looks like
+    (``tile_layout``), and does the work (``project``).
 
     Raises ValueError for a k or budget that does not exist; ``plan`` adds the rules that depend on the batch.
     """
@@ -58,6 +59,7 @@ class RingEngine(OprojProducer):
     config: RingConfiguration  # type: ignore[assignment]  # these engines' rules instead of the producer's
     configuration: ClassVar[type[RingConfiguration]]
     threads: ClassVar[int]
+    entry: ClassVar[str]
     tile_layout: ClassVar[int]
     """The shared-memory descriptor of a tile at address 0: K-major, 128-byte swizzle."""
 
@@ -127,6 +129,8 @@ class RingEngine(OprojProducer):
         self.check_target(CuTeDSL._get_dsl().get_arch_enum().name)
         self.check(x, weight, mailbox)
         self.check_state(state)
+        # The name belongs to the function, which the engines share.
+        self.kernel.set_name_prefix(self.entry, remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(x, weight, mailbox, mc, slot, state).launch(
             grid=[CTAS, 1, 1],
             block=[self.threads, 1, 1],
@@ -136,6 +140,19 @@ class RingEngine(OprojProducer):
         )
 
     # Device
+
+    @cute.kernel
+    def kernel(
+        self,
+        x: cute.Tensor,
+        weight: cute.Tensor,
+        mailbox: cute.Tensor,
+        mc: Int64,
+        slot: Int32,
+        state: Int64 | None,
+    ) -> None:
+        """The split form, its dependents released right after its own wait."""
+        self.project(x, weight, mailbox, mc, slot, state)
 
     def allocate(self, batch: int) -> RingShared:  # type: ignore[override]
         """Reserve the CTA's shared memory: the ring at a multiple of 1024 bytes, where the swizzle's pattern

@@ -78,6 +78,7 @@ class OprojUmma(RingEngine):
     config: UmmaConfiguration
     configuration = UmmaConfiguration
     threads = THREADS
+    entry = "oproj_umma"
     check_target = staticmethod(check_umma_target)
     tile_layout = SharedDescriptor(
         address=0, stride_byte_offset=ATOM_BYTES, swizzle=SwizzleMode.BYTES_128
@@ -97,19 +98,6 @@ class OprojUmma(RingEngine):
         return self.config.plan(batch)
 
     # Device
-
-    @cute.kernel
-    def kernel(
-        self,
-        x: cute.Tensor,
-        weight: cute.Tensor,
-        mailbox: cute.Tensor,
-        mc: Int64,
-        slot: Int32,
-        state: Int64 | None,
-    ) -> None:
-        """The split form, its dependents released right after its own wait."""
-        self.project(x, weight, mailbox, mc, slot, state)
 
     @cute.jit
     def project(
@@ -286,6 +274,3 @@ class OprojUmma(RingEngine):
             umma.tmem_load_wait()
             for token, word in enumerate(words[: batch - first], first):
                 umma.store_shared_word(tile, ring.tile_word_offset(token, 0), word, holds_row)
-
-
-OprojUmma.kernel.set_name_prefix("oproj_umma", remove_cutlass_symbol=True, keep_mangled_name=False)

@@ -85,6 +85,7 @@ class OprojWgmma(RingEngine):
     config: WgmmaConfiguration
     configuration = WgmmaConfiguration
     threads = THREADS
+    entry = "oproj_wgmma"
     check_target = staticmethod(check_wgmma_target)
     tile_layout = WgmmaDescriptor(
         address=0, stride_byte_offset=ATOM_BYTES, swizzle=WgmmaSwizzle.BYTES_128
@@ -104,19 +105,6 @@ class OprojWgmma(RingEngine):
         return self.config.plan(batch)
 
     # Device
-
-    @cute.kernel
-    def kernel(
-        self,
-        x: cute.Tensor,
-        weight: cute.Tensor,
-        mailbox: cute.Tensor,
-        mc: Int64,
-        slot: Int32,
-        state: Int64 | None,
-    ) -> None:
-        """The split form, its dependents released right after its own wait."""
-        self.project(x, weight, mailbox, mc, slot, state)
 
     @cute.jit
     def project(
@@ -268,6 +256,3 @@ class OprojWgmma(RingEngine):
     def publisher(self) -> Int32:
         """Which of the 128 multipliers this thread is: they hold D, so they publish it."""
         return this_thread() % registers.THREADS
-
-
-OprojWgmma.kernel.set_name_prefix("oproj_wgmma", remove_cutlass_symbol=True, keep_mangled_name=False)

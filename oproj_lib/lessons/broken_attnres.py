@@ -44,7 +44,9 @@ class NoMaximum(AttnRes):
     """exp(score) instead of exp(score - maximum)."""
 
     def exponential(self, score: Float32, maximum: Float32) -> Float32:
-        return fp32.exponential(score)  # the mistake: beyond 88 it is infinite, below -87 it is 0
+        # Made for scores up to 0: above 88 the exponent of its 2**n is that of Inf, or runs over into the sign; below
+        # -87 the result is 0.
+        return fp32.exponential(score)  # the mistake
 
 
 class EpsOutsideTheRoot(AttnRes):

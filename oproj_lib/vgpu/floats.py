@@ -3,6 +3,7 @@ NaNs, flush to zero, signed zeros (PTX ISA, "Floating-Point Instructions"; IEEE 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -41,16 +42,25 @@ def _llvm_fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
     return a(a, b, c), codegen
 
 
-@numba.vectorize(["float32(float32,float32,float32)"], cache=True)
+def _fma(a: Any, b: Any, c: Any) -> Any:
+    return _llvm_fma(a, b, c)
+
+
+@cache
+def _fma_loop(kind: str) -> Any:
+    """`_fma` over arrays of a NumPy type. Made when it is first needed: loading it takes half a second, and most
+    kernels have no fma of their own."""
+    return numba.vectorize([f"{kind}({kind},{kind},{kind})"], cache=True)(_fma)
+
+
 def fma32(a: Any, b: Any, c: Any) -> Any:
     """a * b + c with one rounding, FP32."""
-    return _llvm_fma(a, b, c)
+    return _fma_loop("float32")(a, b, c)
 
 
-@numba.vectorize(["float64(float64,float64,float64)"], cache=True)
 def fma64(a: Any, b: Any, c: Any) -> Any:
     """a * b + c with one rounding, FP64."""
-    return _llvm_fma(a, b, c)
+    return _fma_loop("float64")(a, b, c)
 
 
 def fma_narrow(a: Any, b: Any, c: Any, dtype: np.dtype) -> np.ndarray:
