@@ -9,9 +9,10 @@ from typing import Any
 from oproj_lib import doctor
 from oproj_lib.kernels import configuration
 from oproj_lib.kernels.configuration import Configuration
-from oproj_lib.layouts.fragments import BLOCK_K
+from oproj_lib.layouts.fragments import BLOCK_K, MMA_TOKENS
 from oproj_lib.problem import HIDDEN_K, KINDS, RANKS
 from oproj_lib.program import Program, check_target
+from oproj_lib.ranks.plan import CONSUMERS, ENGINE_TARGETS, PAYLOAD, Plan
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Tokens that `bench` measures."""
@@ -175,6 +176,35 @@ def _add_ring_engines(plan: _Plan, engine: str, ranks: int, batches: tuple[int, 
         for batch in (BOUNDARIES[number], BOUNDARIES[-2 - number]):
             budget = stages * ring.stage_bytes(ring.padded_tokens(batch))
             plan.add(engine, ranks, batch, {"budget": budget}, timed=False, mailboxes=2)
+
+
+CONSUMER_BATCHES = (1, 8, 64)
+CONSUMER_BLOCKS = 8
+"""Earlier blocks of AttnRes in the chain: as many as it takes, so the most that can be hidden or not."""
+
+
+def consumer_plans(target: str) -> tuple[Plan, ...]:
+    """The chains of one rank with a consumer that `bench --consumer reduce` and `attnres` measure: every engine of the
+    target, split and fused, at 1, 8 and 64 tokens. Raises ValueError for an unknown target."""
+    check_target(target)
+    found = []
+    for consumer in CONSUMERS:
+        for ranks in sorted(RANKS, reverse=True):
+            for batch in CONSUMER_BATCHES:
+                engines = [
+                    name for name, targets in ENGINE_TARGETS.items() if target in targets and name != PAYLOAD
+                ]
+                for engine in engines:
+                    if engine == DIRECT and batch > MMA_TOKENS:
+                        continue
+                    found += [
+                        Plan(
+                            1, engine=engine, target=target, consumer=consumer, fused=fused, transport="unicast",
+                            tokens=batch, batches=(batch,), k=HIDDEN_K // ranks, blocks=CONSUMER_BLOCKS,
+                        )
+                        for fused in (False, True)
+                    ]  # fmt: skip
+    return tuple(found)
 
 
 def build_program(recipe: Recipe, target: str) -> Program:

@@ -98,7 +98,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_run_options(run: argparse.ArgumentParser) -> None:
-    run.add_argument("-e", "--engine", default="producer", help="producer, umma or wgmma (default producer)")
+    run.add_argument(
+        "-e",
+        "--engine",
+        help="producer, umma or wgmma (default: the preset's; producer where a setting is given)",
+    )
     run.add_argument("-d", "--device", default="auto", help="auto, vgpu or cuda (default auto)")
     run.add_argument("-t", "--target", help="sm_90a or sm_100a (default sm_90a; sm_100a for umma)")
     run.add_argument(
@@ -119,7 +123,7 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
         "--group-tiles", type=int, help="8-token tiles per ring group, 0 for no ring (default: recommended)"
     )
     run.add_argument(
-        "--preset", help="producer: recommended or tuned (default: tuned on a GPU when no setting is given)"
+        "--preset", help="recommended or tuned (default: tuned on a GPU when no engine or setting is given)"
     )
     run.add_argument("--budget", type=int, help="umma, wgmma: bytes of the ring (default: the engine's)")
     run.add_argument(
@@ -157,30 +161,37 @@ def doctor_command(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-PRODUCER_OPTIONS = ("rows", "staged_blocks", "group_tiles", "preset")
+PRODUCER_SETTINGS = ("rows", "staged_blocks", "group_tiles")
+PRODUCER_OPTIONS = (*PRODUCER_SETTINGS, "preset")
 RING_OPTIONS = ("budget",)
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    from oproj_lib.run import ENGINES, run_producer, run_umma, run_wgmma
+    from oproj_lib.run import ENGINES, run_producer, run_projection, run_umma, run_wgmma
 
-    if arguments.engine not in ENGINES:
-        raise ValueError(f"engine = {arguments.engine!r} is unknown; choose one of {', '.join(ENGINES)}")
-    ring = arguments.engine != "producer"
+    engine = arguments.engine or "producer"
+    if engine not in ENGINES:
+        raise ValueError(f"engine = {engine!r} is unknown; choose one of {', '.join(ENGINES)}")
+    ring = engine != "producer"
     own, foreign = (RING_OPTIONS, PRODUCER_OPTIONS) if ring else (PRODUCER_OPTIONS, RING_OPTIONS)
     for option in foreign:
         if getattr(arguments, option) is not None:
             names = ", ".join("--" + name.replace("_", "-") for name in own)
             flag = "--" + option.replace("_", "-")
-            raise ValueError(f"{flag} does not belong to engine {arguments.engine}; it has {names}")
+            raise ValueError(f"{flag} does not belong to engine {engine}; it has {names}")
     settings = {name: getattr(arguments, name) for name in own}
-    settings["target"] = arguments.target or ("sm_100a" if arguments.engine == "umma" else "sm_90a")
+    settings["target"] = arguments.target or ("sm_100a" if engine == "umma" else "sm_90a")
     for name in ("ranks", "batch", "device", "transport", "seed", "inputs", "exact", "checks"):
         settings[name] = getattr(arguments, name)
     run: dict[str, Callable[..., Any]] = {
         "producer": run_producer, "umma": run_umma, "wgmma": run_wgmma
     }  # fmt: skip
-    result = run[arguments.engine](**settings, schedule=as_schedule(arguments.schedule))
+    chooses = run[engine]
+    if not arguments.engine and all(settings[name] is None for name in PRODUCER_SETTINGS):
+        chooses = run_projection
+        for name in PRODUCER_SETTINGS:
+            del settings[name]
+    result = chooses(**settings, schedule=as_schedule(arguments.schedule))
     if arguments.json:
         print(json.dumps(result.as_dict()))
     else:
@@ -188,6 +199,8 @@ def run_command(arguments: argparse.Namespace) -> int:
 
         console = Console()
         console.print(result_table([result]))
+        if result.chosen and (arguments.preset or result.device == "cuda"):  # else it is the plainest build
+            console.print(result.chosen, markup=False, highlight=False)
         for finding in result.findings:
             console.print(finding, style="red", markup=False, highlight=False)
     return EXIT_OK if result.ok else EXIT_FOUND

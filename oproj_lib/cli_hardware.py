@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 EXIT_OK, EXIT_FOUND = 0, 1
 PARTS = ("all", "programs", "conformance")
+BUILD_PARTS = (*PARTS, "consumers")
+SWEEP = "sweep"
+CHECK_PARTS = (*PARTS, SWEEP)
+"""`all` is what a bundle holds; the sweep compiles every configuration where the GPU is."""
+LAUNCHES, QUICK_LAUNCHES = 20, 3
 SHOWN = 40
 """Findings that are printed; the data file has all."""
 
@@ -34,7 +39,12 @@ def add_build_command(commands: Any) -> None:
     build.add_argument("--out", required=True, help="a new folder, to be carried to the machine with the GPU")
     build.add_argument("-t", "--target", default="sm_90a", help="sm_90a or sm_100a (default sm_90a)")
     build.add_argument("--quick", action="store_true", help="only the recommended programs at M = 1, 8, 64")
-    build.add_argument("--part", default="all", help=f"{', '.join(PARTS)} (default all)")
+    build.add_argument(
+        "--part",
+        default="all",
+        help=f"{', '.join(BUILD_PARTS)} (default all; consumers: chains for `bench --consumer reduce` and attnres, "
+        "beside what is in the folder)",
+    )
     build.set_defaults(command=build_command)
 
 
@@ -49,10 +59,19 @@ def add_check_command(commands: Any) -> None:
         "--programs", help="a folder from `build` (default: build one now, which needs CuTe DSL)"
     )
     check.add_argument("--out", help="data file (JSON) with machine, versions, date and every result")
-    check.add_argument("--launches", type=int, default=20, help="per program and kind of inputs (default 20)")
+    check.add_argument(
+        "--launches", type=int, help=f"per program and kind of inputs (default {LAUNCHES}; 2 in a sweep)"
+    )
     check.add_argument("--quick", action="store_true", help="3 launches each; builds the quick bundle")
-    check.add_argument("--part", default="all", help=f"{', '.join(PARTS)} (default all)")
+    check.add_argument("--part", default="all", help=f"{', '.join(CHECK_PARTS)} (default all)")
     check.add_argument("--gpu", type=int, default=0, help="index of the GPU (default 0)")
+    check.add_argument("--jobs", type=int, help="sweep: processes that compile (default: one per processor)")
+    check.add_argument(
+        "--limit-seconds", type=float, help="sweep: stop after this time, all configurations seen"
+    )
+    check.add_argument(
+        "--machine-code", action="store_true", help="sweep: disassemble every producer too (needs nvdisasm)"
+    )
     check.set_defaults(command=check_command)
 
 
@@ -75,7 +94,14 @@ def add_bench_options(bench: argparse.ArgumentParser) -> None:
         help="cuda: percent of L1 that the chain leaves to shared memory, or driver (default 100)",
     )
     bench.add_argument(
-        "--consumer", default="next", help="cuda: what follows in the chain, next or copy (default next)"
+        "--consumer",
+        default="next",
+        help="cuda: what follows in the chain: next, copy, or with its mailbox reduce or attnres (default next)",
+    )
+    bench.add_argument(
+        "--predecessor",
+        default="spin",
+        help="cuda: what comes before in the chain: spin leaves the memory alone, read reads 35 MB (default spin)",
     )
     bench.add_argument("--quick", action="store_true", help="cuda: the quick bundle, 1 pass of 10 replays")
     bench.add_argument("--gpu", type=int, default=0, help="cuda: index of the GPU (default 0)")
@@ -83,7 +109,8 @@ def add_bench_options(bench: argparse.ArgumentParser) -> None:
 
 VGPU_BENCH = {"ranks": 8, "batch": 8, "target": "sm_90a", "repeat": 5, "json": False}
 CUDA_BENCH = {"programs": None, "out": None, "batches": None, "k": None, "alternatives": None, "rounds": 3,
-              "replays": 30, "quick": False, "carveout": "100", "consumer": "next", "gpu": 0}  # fmt: skip
+              "replays": 30, "quick": False, "carveout": "100", "consumer": "next", "predecessor": "spin",
+              "gpu": 0}  # fmt: skip
 """Options of `bench` that belong to one device, with their defaults."""
 
 
@@ -101,25 +128,27 @@ def check_bench_options(arguments: argparse.Namespace) -> None:
 def bench_on_cuda(arguments: argparse.Namespace) -> int:
     """Measure the bundle's timed programs and the alternatives; the data file is written after every size."""
     from oproj_lib import provenance
-    from oproj_lib.bench import alternatives, candidates, hardware, measure, results
+    from oproj_lib.bench import alternatives, hardware, measure, results
     from oproj_lib.devices.cuda import Gpu
 
-    names = alternatives.chosen(arguments.alternatives)
+    names = alternatives.chosen(arguments.alternatives, arguments.consumer)
     ks = numbers(arguments.k or "768,1536", "--k")
     batches = numbers(arguments.batches, "--batches") if arguments.batches else None
     rounds, replays = (1, 10) if arguments.quick else (arguments.rounds, arguments.replays)
-    plan = hardware.Plan(rounds, replays, carveout_of(arguments.carveout), arguments.consumer)
+    plan = hardware.Plan(
+        rounds, replays, carveout_of(arguments.carveout), arguments.consumer, arguments.predecessor
+    )
     gpu = Gpu(arguments.gpu)
     clocks = {"before": provenance.smi(arguments.gpu)}
     with bundle_for(arguments, gpu) as programs:
-        problems = candidates.jobs_of(programs, ks, batches)
+        problems = hardware.problems(programs, ks, batches, plan.consumer)
         ceilings = measure.ceilings(gpu)
 
         def session(jobs: tuple[results.JobResult, ...]) -> results.HardwareBench:
             clocks["after"] = provenance.smi(arguments.gpu)
             source = provenance.collect(gpu, command_line(arguments), clocks)
             return results.HardwareBench(
-                source, ceilings, rounds, replays, plan.carveout, plan.consumer, jobs
+                source, ceilings, rounds, replays, plan.carveout, plan.consumer, jobs, plan.predecessor
             )
 
         with progress_bar("sizes", len(problems)) as step:
@@ -159,27 +188,38 @@ def numbers(text: str, option: str) -> list[int]:
         raise ValueError(f"{option} = {text!r}: numbers with commas between, such as 1,8,64") from None
 
 
-def check_part(part: str) -> str:
-    if part not in PARTS:
-        raise ValueError(f"part = {part!r} is unknown; choose one of {', '.join(PARTS)}")
+def check_part(part: str, choices: Sequence[str] = PARTS) -> str:
+    if part not in choices:
+        raise ValueError(f"part = {part!r} is unknown; choose one of {', '.join(choices)}")
     return part
 
 
 def build_command(arguments: argparse.Namespace) -> int:
     from oproj_lib import bundle
 
-    part = check_part(arguments.part)
+    part = check_part(arguments.part, BUILD_PARTS)
     out = Path(arguments.out)
-    chosen: Sequence[Recipe] | None = [] if part == "conformance" else None
-    made = bundle.build(
-        arguments.target,
-        out,
-        quick=arguments.quick,
-        chosen=chosen,
-        progress=lambda line: print(line, flush=True),
-    )
-    if part != "programs":
+    if part == "consumers" and (out / bundle.INDEX).exists():
+        made = bundle.load(out)
+        if made.target != arguments.target:
+            raise ValueError(
+                f"{out} is a bundle for {made.target}: give --target {made.target}, or another folder"
+            )
+    else:
+        chosen: Sequence[Recipe] | None = [] if part in ("conformance", "consumers") else None
+        made = bundle.build(
+            arguments.target,
+            out,
+            quick=arguments.quick,
+            chosen=chosen,
+            progress=lambda line: print(line, flush=True),
+        )
+    if part in ("all", "conformance"):
         build_conformance(arguments.target, out)
+    if part == "consumers" or (part == "all" and not arguments.quick):
+        from oproj_lib.bench import consumers
+
+        consumers.build_consumers(arguments.target, out, progress=lambda line: print(line, flush=True))
     print(
         f"{len(made.entries)} programs in {out}; carry it to the GPU: python -m oproj_lib check --programs {out}"
     )
@@ -203,17 +243,23 @@ def check_command(arguments: argparse.Namespace) -> int:
     from oproj_lib import bundle, hardware_check, provenance
     from oproj_lib.devices.cuda import Gpu
 
-    part = check_part(arguments.part)
+    part = check_part(arguments.part, CHECK_PARTS)
     if arguments.device != "cuda":
         raise ValueError(
             f"device = {arguments.device!r}: check compares a GPU with the virtual GPU; choose cuda, or use "
             "`run --exact` for the virtual GPU alone"
         )
+    if part == SWEEP:
+        from oproj_lib.sweep.command import sweep
+
+        return EXIT_OK if sweep(arguments) else EXIT_FOUND
+    check_no_sweep_options(arguments)
     if arguments.programs:  # before a GPU is touched
         check_folder(bundle.load(arguments.programs).directory, part, arguments.gpu)
     gpu = Gpu(arguments.gpu)
     clocks = {"before": provenance.smi(arguments.gpu)}
-    launches = min(3, arguments.launches) if arguments.quick else arguments.launches
+    launches = LAUNCHES if arguments.launches is None else arguments.launches
+    launches = min(QUICK_LAUNCHES, launches) if arguments.quick else launches
     results: tuple[hardware_check.CaseResult, ...] = ()
     units: list[Any] = []
 
@@ -242,6 +288,13 @@ def check_command(arguments: argparse.Namespace) -> int:
                 units = check_units(programs.directory, raw, gpu)
             title = write(programs)
     return report(title, results, units)
+
+
+def check_no_sweep_options(arguments: argparse.Namespace) -> None:
+    """Raises ValueError for an option that would change nothing in the other parts."""
+    for name, default in (("jobs", None), ("limit_seconds", None), ("machine_code", False)):
+        if getattr(arguments, name) != default:
+            raise ValueError(f"--{name.replace('_', '-')} belongs to check --part {SWEEP}")
 
 
 def check_folder(directory: Path, part: str, gpu: int) -> None:
@@ -304,6 +357,7 @@ def check_units(directory: Path, out: Path, gpu: Gpu) -> list[Any]:
 def bundle_for(arguments: argparse.Namespace, gpu: Gpu) -> Iterator[Bundle]:
     """The bundle that was named, or one built now for this GPU in a folder that goes away."""
     from oproj_lib import bundle
+    from oproj_lib.bench import consumers
     from oproj_lib.doctor import CAPABILITY
 
     if arguments.programs:
@@ -314,7 +368,16 @@ def bundle_for(arguments: argparse.Namespace, gpu: Gpu) -> Iterator[Bundle]:
         raise ValueError(f"{gpu.name} has compute capability {gpu.capability}: no engine is built for it")
     with tempfile.TemporaryDirectory(prefix="oproj-programs-") as folder:
         out = Path(folder, "bundle")
-        made = bundle.build(target, out, quick=arguments.quick, progress=lambda line: print(line, flush=True))
+        consumer = getattr(arguments, "consumer", "next")
+        made = bundle.build(
+            target,
+            out,
+            quick=arguments.quick,
+            chosen=[] if consumer in consumers.EXCHANGES else None,
+            progress=lambda line: print(line, flush=True),
+        )
+        if consumer in consumers.EXCHANGES:
+            consumers.build_consumers(target, out, progress=lambda line: print(line, flush=True))
         if getattr(arguments, "part", "programs") != "programs":
             build_conformance(target, out)
         yield made

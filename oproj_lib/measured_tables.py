@@ -18,10 +18,14 @@ from oproj_lib.bench.results import HardwareBench, Row
 from oproj_lib.layouts.fragments import MMA_TOKENS
 from oproj_lib.presets import preset
 from oproj_lib.provenance import Provenance
-from oproj_lib.recorded import recorded_bench
+from oproj_lib.recorded import DATA, recorded_bench
 from oproj_lib.residency import Needs
 
 BLAS = "torch.mm"
+EXCHANGES = ("reduce", "attnres")
+"""Consumers whose candidates are projection and consumer together (`bench.consumers`)."""
+MM_ATTNRES = "torch.mm, then compiled AttnRes"
+CONSUMER_FILES = {"reduce": "bench_reduce_h200.json", "attnres": "bench_attnres_h200.json"}
 SWEEP_BATCH = 8
 PROJECTION_THREADS = 512
 """Of a CTA of the producers."""
@@ -57,14 +61,16 @@ def at(bench: HardwareBench, k: int, batch: int, name: str) -> Row:
 
 
 def ours(bench: HardwareBench, k: int, batch: int) -> Row:
-    """Our pick: the preset "tuned" for one token tile, the ring engine of the GPU beyond.
+    """Our pick: the preset "tuned" (beyond a token tile on a GPU that has it, `OprojUmma`).
 
     Raises ValueError where the session lacks it.
     """
-    if batch > MMA_TOKENS:
-        return at(bench, k, batch, "umma" if "umma" in bench.names() else "wgmma")
+    if bench.consumer in EXCHANGES:
+        return ours_with_consumer(bench, k, batch)
+    if batch > MMA_TOKENS and "umma" in bench.names():
+        return at(bench, k, batch, "umma")
     tuned = preset("tuned", k, batch)
-    name = "direct" if tuned.direct else "producer"
+    name = tuned.engine
     at(bench, k, batch, name)  # the error names what there is
     rows = [row for row in bench.rows_at(k, batch, name) if dict(row.settings) == tuned.settings]
     if not rows:
@@ -72,9 +78,49 @@ def ours(bench: HardwareBench, k: int, batch: int) -> Row:
     return rows[0]
 
 
+def ours_with_consumer(bench: HardwareBench, k: int, batch: int) -> Row:
+    """Our pick where the chain has its consumer: the less exposed of all engines, split and fused.
+
+    Raises ValueError where the session has none.
+    """
+    rows = [
+        row
+        for row in bench.rows
+        if (row.k, row.batch) == (k, batch) and row.name.endswith((", split", ", fused"))
+    ]
+    if not rows:
+        at(bench, k, batch, f"a projection with the consumer {bench.consumer}")  # raises, with what there is
+    return min(rows, key=lambda row: row.exposed.median_us)
+
+
+def beside(bench: HardwareBench, k: int, batch: int) -> Row:
+    """What a user would call instead: torch.mm, and behind it, in the chain with AttnRes, the compiled formula.
+
+    Raises ValueError where the session lacks it.
+    """
+    return at(bench, k, batch, MM_ATTNRES if bench.consumer == "attnres" else BLAS)
+
+
 def ratio(bench: HardwareBench, k: int, batch: int) -> float:
-    """How many times longer a layer waits for torch.mm than for our pick, in the same session."""
-    return at(bench, k, batch, BLAS).exposed.median_us / ours(bench, k, batch).exposed.median_us
+    """How many times longer a layer waits for torch.mm (see `beside`) than for our pick, in the same session."""
+    return beside(bench, k, batch).exposed.median_us / ours(bench, k, batch).exposed.median_us
+
+
+def recorded_consumers() -> dict[str, HardwareBench]:
+    """Sessions whose chain has its real consumer, by consumer, as far as there are any."""
+    files = {consumer: DATA / name for consumer, name in CONSUMER_FILES.items()}
+    return {consumer: recorded_bench(path) for consumer, path in files.items() if path.exists()}
+
+
+def session_of(consumer: str, sessions: Mapping[str, HardwareBench]) -> HardwareBench:
+    """The session with a consumer. Raises ValueError where none is recorded, with what there is and the command that
+    makes one."""
+    if consumer not in sessions:
+        raise ValueError(
+            f"consumer = {consumer!r} is not recorded; choose from {', '.join(sessions)}, or record it: `python -m "
+            f"oproj_lib bench --device cuda --consumer {consumer} --out bench_{consumer}_h200.json`"
+        )
+    return sessions[consumer]
 
 
 def origin(source: Provenance, *details: str) -> str:
@@ -102,7 +148,7 @@ def bench_origin(bench: HardwareBench) -> str:
     carveout = "the driver's" if bench.carveout is None else f"{bench.carveout} % shared memory"
     return origin(
         bench.provenance,
-        f"{bench.rounds} passes of {bench.replays} replays; consumer: {bench.consumer}; carve-out of the kernels "
+        f"{bench.rounds} passes of {bench.replays} replays; {bench.chain}; carve-out of the kernels "
         f"around: {carveout}",
         f"memory in this measurement: copy {bench.ceilings.copy_tb_s:.2f}, read {bench.ceilings.read_tb_s:.2f} TB/s",
     )
@@ -128,14 +174,14 @@ def rotation_table(k: int, moved_bytes: int, l2_bytes: int, copies: Sequence[int
 def comparison_table(bench: HardwareBench) -> Table:
     """Our pick beside torch.mm at every size of a session."""
     table = Table(
-        title=f"what a layer waits, consumer {bench.consumer}; recorded",
+        title=f"what a layer waits, {bench.chain}; recorded",
         caption=f"{bench.provenance.title}; microseconds, medians, in brackets the quartiles; all from one session",
     )
     for name in ("K", "M", "ours", "a layer waits", BLAS, "ratio", "alone", f"{BLAS} alone"):
         table.add_column(name, justify="left" if name == "ours" else "right")
     for k in sorted({job.k for job in bench.jobs}):
         for batch in bench.batches(k):
-            mine, blas = ours(bench, k, batch), at(bench, k, batch, BLAS)
+            mine, blas = ours(bench, k, batch), beside(bench, k, batch)
             assert mine.alone and blas.alone
             table.add_row(
                 str(k),
@@ -153,13 +199,14 @@ def comparison_table(bench: HardwareBench) -> Table:
 
 def results_markdown(bench: HardwareBench) -> str:
     """The table of docs/latency.md: our pick beside torch.mm at every size, exposed."""
+    instead = MM_ATTNRES if bench.consumer == "attnres" else BLAS
     lines = [
-        f"| K | M | projection | exposed | {BLAS} | ratio |",
+        f"| K | M | projection | exposed | {instead} | ratio |",
         "| ---: | ---: | --- | ---: | ---: | ---: |",
     ]
     for k in sorted({job.k for job in bench.jobs}):
         for batch in bench.batches(k):
-            mine, blas = ours(bench, k, batch), at(bench, k, batch, BLAS)
+            mine, blas = ours(bench, k, batch), beside(bench, k, batch)
             times = (
                 f"{mine.exposed.median_us:.2f} | {blas.exposed.median_us:.2f} | {ratio(bench, k, batch):.2f}"
             )
@@ -227,7 +274,7 @@ def session_table(bench: HardwareBench, k: int, batch: int) -> Table:
     """One size of one session: every name's first build, alone and exposed."""
     table = Table(
         title=f"K = {k}, M = {batch}: recorded on {bench.provenance.title}",
-        caption=f"microseconds, medians, in brackets the quartiles; consumer {bench.consumer}",
+        caption=f"microseconds, medians, in brackets the quartiles; {bench.chain}",
     )
     for name in ("projection", "alone", "a layer waits"):
         table.add_column(name, justify="left" if name == "projection" else "right")
@@ -345,4 +392,5 @@ def _alone(row: Row) -> str:
 
 
 if __name__ == "__main__":  # `python -m oproj_lib.measured_tables` prints the table for docs/latency.md
-    print(results_markdown(recorded_bench()))
+    for session in (recorded_bench(), *recorded_consumers().values()):
+        print(results_markdown(session), end="\n\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,8 @@ class RunResult:
 
     out is BF16 [batch, 7168] as published to rank 0's copy. seconds is the launch alone, without building,
     decoding and checking; on a GPU by the host's clock, so it says little about the kernel. findings are one
-    line each; the objects of the virtual GPU are in `report`.
+    line each; the objects of the virtual GPU are in `report`. chosen: which preset chose the engine and why,
+    empty where the caller did.
     """
 
     engine: str
@@ -57,6 +58,7 @@ class RunResult:
     out: np.ndarray = field(repr=False)
     program: Program = field(repr=False)
     vgpu_report: vgpu.Report | None = field(repr=False)
+    chosen: str = ""
 
     @property
     def report(self) -> vgpu.Report:
@@ -81,7 +83,7 @@ class RunResult:
         """For JSON: everything but arrays and programs."""
         plain = (
             "engine", "target", "device", "ranks", "batch", "k", "configuration", "arithmetic",
-            "schedule", "checks", "error",
+            "schedule", "checks", "chosen", "error",
             "tolerance", "seconds", "build_seconds", "decode_seconds",
         )  # fmt: skip
         finite = self.error if np.isfinite(self.error) else None
@@ -104,17 +106,24 @@ def producer_for(
     rows: int | None = None,
     group_tiles: int | None = None,
     preset: str = "recommended",
+    target: str = presets.RECORDED_TARGET,
     transport: str = "multicast",
     policy: str = "latent",
 ) -> OprojProducer:
-    """The producer with these settings; what is None comes from the preset for (k, batch), see `presets`.
+    """The producer with these settings; what is None comes from the preset for k, batch and target, see `presets`.
 
-    Raises ValueError for a configuration that does not exist or does not fit the batch.
+    Raises ValueError for a configuration that does not exist or does not fit the batch, and for a preset that is
+    another engine.
     """
     from oproj_lib.kernels.direct import OprojProducerDirect
     from oproj_lib.kernels.producer import OprojProducer
 
-    chosen = presets.preset(preset, k, batch)
+    chosen = presets.preset(preset, k, batch, target)
+    if chosen.engine not in presets.PRODUCERS:
+        raise ValueError(
+            f"preset = {preset!r} at K = {k}, M = {batch} is engine {chosen.engine}, no producer: use run_projection "
+            "(on the command line: no --engine), or preset = 'recommended'"
+        )
     given = {"staged_blocks": staged_blocks, "rows": rows, "group_tiles": group_tiles}
     settings: dict[str, Any] = {
         **chosen.settings,
@@ -149,8 +158,8 @@ def run_producer(
     transport "multicast" publishes through a multicast window over `ranks` mailboxes; "unicast" through a
     table of their addresses; None is the first on the virtual GPU and the second on a GPU, whose mailboxes are
     all its own. preset: see `presets`; None is "recommended" where any setting is given, and the device's own
-    otherwise. Raises ValueError for settings that do not exist (with the valid ones), before anything is
-    built.
+    otherwise, as far as that is a producer: `run_projection` takes the engine of the preset, too. Raises
+    ValueError for settings that do not exist (with the valid ones), before anything is built.
     """
     shape = Problem(ranks, batch)
     check_target(target)
@@ -163,11 +172,55 @@ def run_producer(
         staged_blocks=staged_blocks,
         rows=rows,
         group_tiles=group_tiles,
-        preset=preset or ("recommended" if asked else presets.default_preset(where[0])),
+        preset=preset or ("recommended" if asked else default_producer(where[0], shape, target)),
+        target=target,
         transport=transport_name(transport, ranks, where[0]),
         policy=policy,
     )
     return run_engine("producer", producer, partial(build_producer, producer), shape, how, where)
+
+
+def default_producer(device: str, shape: Problem, target: str) -> str:
+    """The device's preset where it is a producer, otherwise "recommended"."""
+    name = presets.default_preset(device)
+    engine = presets.preset(name, shape.k, shape.batch, target).engine
+    return name if engine in presets.PRODUCERS else "recommended"
+
+
+def run_projection(
+    *,
+    ranks: int = 8,
+    batch: int = 8,
+    target: str = "sm_90a",
+    device: str = "auto",
+    preset: str | None = None,
+    transport: str | None = None,
+    policy: str = "latent",
+    seed: int = 0,
+    inputs: str = "random",
+    exact: bool = False,
+    checks: bool = False,
+    schedule: str | int = "program",
+) -> RunResult:
+    """Runs the engine and settings of a preset; None is the device's own: on a GPU "tuned", whose engine depends on
+    K and M (see `presets`), on the virtual GPU "recommended". `RunResult.chosen` says which and why.
+
+    Raises ValueError for an unknown preset and whatever the engine refuses.
+    """
+    shape = Problem(ranks, batch)
+    check_target(target)
+    how = Conditions(device, target, seed, inputs, exact, checks, schedule)
+    name = preset or presets.default_preset(how.place("producer", transport)[0])
+    chosen = presets.preset(name, shape.k, batch, target)
+    run: Callable[..., RunResult] = run_wgmma
+    settings: dict[str, Any] = {**chosen.settings}
+    if chosen.engine in presets.PRODUCERS:
+        run, settings = run_producer, {"preset": name if chosen.direct else "recommended", **chosen.settings}
+    result = run(
+        **settings, ranks=ranks, batch=batch, target=target, device=device, transport=transport, policy=policy,
+        seed=seed, inputs=inputs, exact=exact, checks=checks, schedule=schedule,
+    )  # fmt: skip
+    return replace(result, chosen=f"preset {name!r}: engine {chosen.engine}, {chosen.why}")
 
 
 def run_umma(

@@ -7,6 +7,7 @@ import ctypes
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,29 @@ def test_predecessor_and_consumer_copy() -> None:
             checks=True,
         )
         assert report.ok and np.array_equal(target.array, data)
+
+
+def test_the_reading_predecessor_reads_its_rounds_and_then_copies() -> None:
+    """Two rounds of 64 threads with 8 loads of 16 bytes; the last word shows in one thread's XOR."""
+    gpu = vgpu.VirtualGPU()
+    rounds, threads = 2, 64
+    memory = np.zeros((rounds * threads * small_kernels.LOADS, 4), np.uint32)
+    memory[-1, 3] = 0x5EED5EED
+    x = np.arange(400, dtype=np.uint32).reshape(100, 4)
+    target, never = gpu.empty((100, 4), np.uint32, "x"), gpu.upload(np.zeros(1, np.uint32), "never")
+    report = gpu.launch(
+        vgpu.load(small_kernels.reading_predecessor()), "reading_predecessor", grid=(2, 1, 1), block=(32, 1, 1),
+        args=[target, gpu.upload(x, "source"), len(x), gpu.upload(memory, "memory"), rounds, never], checks=True,
+    )  # fmt: skip
+    assert report.ok and np.array_equal(target.array, x) and never.array[0] == 0x5EED5EED
+    assert report.counters.totals()["global_load_bytes"] == memory.nbytes + x.nbytes
+
+
+def test_the_reading_predecessor_reads_other_memory_every_time() -> None:
+    reads = chain.Reads(StandInGpu(StandIn(lambda launch: None, count=1)), size=110_000_000)
+    assert reads.bytes == 132 * 512 * 8 * 16 * 4 == 34_603_008
+    starts = [reads.values(index)[0].value - reads.data.data_ptr() for index in range(4)]
+    assert starts == [0, 34_603_008, 69_206_016, 0]  # three fit
 
 
 def test_the_reader_reads_every_byte_once() -> None:
@@ -321,7 +345,7 @@ class Machine:
     def __call__(self, launch: Launch) -> None:
         self.log.append(launch)
         pointer = [launch.value(i, ctypes.c_uint64) for i in range(2)] if launch.entry != "empty" else []
-        if launch.entry == "predecessor" and self.wrong != "stale x":
+        if launch.entry in ("predecessor", "reading_predecessor") and self.wrong != "stale x":
             bf16_at(pointer[0], (1, 768))[:] = bf16_at(pointer[1], (1, 768))
         if launch.entry == "consumer":
             bf16_at(pointer[0], (1, N))[:] = bf16_at(pointer[1], (1, N))
@@ -416,8 +440,30 @@ def test_a_consumer_of_its_own(graphs: None) -> None:
     plan = hardware.Plan(1, 1, consumer="copy")
     hardware.measure_job(StandInGpu(StandIn(machine)), BUNDLE, PROBLEM, (), CEILINGS, plan)
     assert [launch.entry for launch in machine.log[-6:]] == ["predecessor", "projection", "consumer"] * 2
-    with pytest.raises(ValueError, match=r"consumer = 'reduce': choose from \('next', 'copy'\)"):
-        hardware.Plan(consumer="reduce")
+    with pytest.raises(
+        ValueError, match=r"consumer = 'scatter': choose from \('next', 'copy', 'reduce', 'attnres'\)"
+    ):
+        hardware.Plan(consumer="scatter")
+
+
+def test_a_predecessor_that_reads_memory(graphs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain, "Reads", partial(chain.Reads, size=70_000_000))
+    machine, rounds = Machine(), set()
+
+    def run(launch: Launch) -> None:
+        machine(launch)
+        if launch.entry == "reading_predecessor":
+            rounds.add(launch.value(4, ctypes.c_uint32))
+
+    plan = hardware.Plan(1, 1, predecessor="read")
+    gpu = StandInGpu(StandIn(run, count=6))
+    hardware.measure_job(gpu, BUNDLE, PROBLEM, (), CEILINGS, plan)
+    assert [launch.entry for launch in machine.log[-4:]] == ["reading_predecessor", "projection"] * 2
+    before = machine.log[-2]
+    assert (before.grid, before.block, before.shared_bytes) == ((132, 1, 1), (512, 1, 1), 120 * 1024)
+    assert rounds == {4}
+    with pytest.raises(ValueError, match=r"predecessor = 'sleep': choose from \('spin', 'read'\)"):
+        hardware.Plan(predecessor="sleep")
 
 
 def test_carveouts_by_name() -> None:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from oproj_lib.bench.candidates import Candidate, EmptyCandidate, Job
+from oproj_lib.bench.consumers import MmThenAttnRes
 from oproj_lib.bench.cublaslt import CublasLt
 from oproj_lib.bench.measure import capture
+from oproj_lib.bundle_recipes import CONSUMER_BLOCKS
 from oproj_lib.problem import N
 
 TUNING_REPLAYS = 5
@@ -104,12 +106,14 @@ def _triton(name: str, job: Job) -> Candidate:
     return BestOf(name, job, triton_split_k.choices(job.problem, job.gpu.tensors))
 
 
+MM_ATTNRES = "torch.mm, then compiled AttnRes"
 MAKERS: dict[str, Callable[[str, Job], Candidate]] = {
     "torch.mm": Mm,
     "torch.mm, cublasLt": Mm,
     "cublasLt, best heuristic": _cublaslt,
     "Triton split-K": _triton,
     "torch.compile": Compiled,
+    MM_ATTNRES: lambda name, job: MmThenAttnRes(name, job, CONSUMER_BLOCKS),
     "empty kernel": lambda name, job: EmptyCandidate(job),
 }
 SHORT = {
@@ -118,23 +122,38 @@ SHORT = {
     "cublaslt": "cublasLt, best heuristic",
     "triton": "Triton split-K",
     "compile": "torch.compile",
+    "mm-attnres": MM_ATTNRES,
     "empty": "empty kernel",
 }
 """What the command line calls them."""
-DEFAULT = ("mm", "mm-lt", "cublaslt", "triton", "empty")
-"""All but torch.compile, whose autotuning takes half a minute per size."""
+PROJECTIONS = ("mm", "mm-lt", "cublaslt", "triton", "compile", "empty")
+"""For a chain whose consumer takes a projection: also "reduce", since the sum of one rank is its projection."""
+WITH_ATTNRES = ("mm-attnres", "empty")
+SLOW = ("compile",)
+"""Left out unless asked for: autotuning takes 3 to 10 seconds per size on 16 cores."""
 
 
-def chosen(text: str | None) -> tuple[str, ...]:
-    """Names from a comma-separated list, "all", "none", or None for the default. Raises ValueError for others."""
-    if text is None:
-        return tuple(SHORT[short] for short in DEFAULT)
+def offered(consumer: str) -> tuple[str, ...]:
+    """What can stand beside our programs in a chain with this consumer."""
+    return WITH_ATTNRES if consumer == "attnres" else PROJECTIONS
+
+
+def chosen(text: str | None, consumer: str = "next") -> tuple[str, ...]:
+    """Names from a comma-separated list, "all", "none", or None for all that are quick. Raises ValueError for others,
+    and for one that does not belong to the consumer."""
+    there = offered(consumer)
     if text == "none":
         return ()
-    shorts = list(SHORT) if text == "all" else text.split(",")
+    quick = [short for short in there if short not in SLOW]
+    shorts = quick if text is None else list(there) if text == "all" else text.split(",")
     for short in shorts:
         if short not in SHORT:
-            raise ValueError(f"alternative {short!r} is unknown; choose from {', '.join(SHORT)}, all or none")
+            raise ValueError(f"alternative {short!r} is unknown; choose from {', '.join(there)}, all or none")
+        if short not in there:
+            raise ValueError(
+                f"alternative {short!r} has no place in a chain with the consumer {consumer!r}; choose from "
+                f"{', '.join(there)}, all or none"
+            )
     return tuple(SHORT[short] for short in shorts)
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from oproj_lib.bench import alternatives
-from oproj_lib.bench.candidates import Candidate, Job, make_job, program_candidates
-from oproj_lib.bench.chain import CONSUMERS, Chain
+from oproj_lib.bench.candidates import SOURCES, Candidate, Job, jobs_of, make_job, program_candidates
+from oproj_lib.bench.chain import CONSUMERS, PREDECESSORS, Chain
+from oproj_lib.bench.consumers import EXCHANGES, Judged, exchange_candidates, problems_in
 from oproj_lib.bench.measure import Ceilings, Graph, capture, check_output, summarise
 from oproj_lib.bench.results import JobResult, Row
 from oproj_lib.bundle import Bundle
@@ -23,15 +24,16 @@ class Plan:
     """How often: passes over all candidates, and replays per pass and graph.
 
     carveout: percent of the L1 cache that the kernels around the projection leave to shared memory, None for the
-    driver's choice. consumer: what stands behind the projection in the chain, see `chain`.
+    driver's choice. consumer, predecessor: what stands behind and before the projection in the chain, see `chain`.
 
-    Raises ValueError for fewer than one, or an unknown consumer.
+    Raises ValueError for fewer than one, or an unknown consumer or predecessor.
     """
 
     rounds: int = 3
     replays: int = 30
     carveout: int | None = 100
     consumer: str = CONSUMERS[0]
+    predecessor: str = PREDECESSORS[0]
 
     def __post_init__(self) -> None:
         for name in ("rounds", "replays"):
@@ -39,6 +41,8 @@ class Plan:
                 raise ValueError(f"{name} = {getattr(self, name)}: at least 1")
         if self.consumer not in CONSUMERS:
             raise ValueError(f"consumer = {self.consumer!r}: choose from {CONSUMERS}")
+        if self.predecessor not in PREDECESSORS:
+            raise ValueError(f"predecessor = {self.predecessor!r}: choose from {PREDECESSORS}")
 
 
 @dataclass
@@ -62,9 +66,9 @@ def measure_job(
     ImpossibleTimeError or WrongOutputError for a result that cannot be, CudaError when the GPU refuses.
     """
     job = make_job(gpu, problem)
-    chain = Chain(job, carveout=plan.carveout, consumer=plan.consumer)
+    chain = Chain(job, carveout=plan.carveout, consumer=plan.consumer, predecessor=plan.predecessor)
     repetitions = len(job.weights) + len(job.weights) % 2
-    timed = [prepare(candidate, chain, repetitions) for candidate in program_candidates(bundle, job)]
+    timed = [prepare(candidate, chain, repetitions) for candidate in own_candidates(bundle, job, plan)]
     failures: dict[str, str] = {}
     for name in names:
         try:
@@ -93,6 +97,30 @@ def measure_job(
         candidate.close()
     chain.close()
     return JobResult(problem.k, problem.batch, len(job.weights), predecessor, rows, failures)
+
+
+def own_candidates(bundle: Bundle, job: Job, plan: Plan) -> Sequence[Candidate]:
+    """What the bundle has for a job: projections, or projections with the plan's consumer."""
+    if plan.consumer in EXCHANGES:
+        return exchange_candidates(bundle, job, plan.consumer, plan.carveout)
+    return program_candidates(bundle, job)
+
+
+def problems(
+    bundle: Bundle, ks: Sequence[int], batches: Sequence[int] | None, consumer: str
+) -> list[Problem]:
+    """The sizes that a bundle has for a consumer and that were asked for. Raises ValueError where there is none,
+    FileNotFoundError where the bundle has no programs with the consumer."""
+    if consumer not in EXCHANGES:
+        return jobs_of(bundle, ks, batches)
+    there = problems_in(bundle, consumer)
+    found = [p for p in there if p.k in ks and (batches is None or p.batch in batches)]
+    if not found:
+        have = ", ".join(f"K = {p.k} M = {p.batch}" for p in there)
+        raise ValueError(
+            f"no chain with {consumer} for K in {list(ks)} and M in {batches}; the bundle has {have}"
+        )
+    return found
 
 
 def prepare(candidate: Candidate, chain: Chain, repetitions: int) -> Timed:
@@ -128,9 +156,13 @@ def row_of(one: Timed, chain: Chain, repetitions: int, predecessor_us: float, ce
 def check(one: Timed, chain: Chain, repetitions: int, what: str) -> float:
     """Poison, replay each graph once more, compare with float64: the larger error of the two."""
     job = chain.job
+    assert one.alone is not None
+    if isinstance(one.candidate, Judged):
+        alone = replay_and_judge(one.candidate, one.alone, [0] * one.alone.launches, what)
+        sources = [index % SOURCES for index in range(repetitions)]
+        return max(alone, replay_and_judge(one.candidate, one.chain, sources, f"in the chain, {what}"))
     job.use(0)
     one.alone_out.fill_(POISON)
-    assert one.alone is not None
     one.alone.graph.replay()
     job.gpu.synchronize(f"replaying {what}")
     alone = check_output(what, one.alone_out, job.references[0], TOLERANCE)
@@ -140,6 +172,15 @@ def check(one: Timed, chain: Chain, repetitions: int, what: str) -> float:
     one.chain.graph.replay()
     job.gpu.synchronize(f"replaying the chain of {what}")
     return max(alone, check_output(f"in the chain, {what}", seen, chain.expected(repetitions), TOLERANCE))
+
+
+def replay_and_judge(candidate: Judged, graph: Graph, sources: Sequence[int], what: str) -> float:
+    """One replay of a graph whose repetitions project ``sources``; the relative error."""
+    candidate.arm(sources)
+    candidate.job.gpu.synchronize(f"arming {what}")
+    graph.graph.replay()
+    candidate.job.gpu.synchronize(f"replaying {what}")
+    return candidate.judge(what)
 
 
 def measure_all(

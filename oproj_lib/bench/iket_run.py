@@ -18,6 +18,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,39 @@ from oproj_lib.bench.small_kernels import CHUNK_BYTES, PREDECESSOR_BLOCK, PREDEC
 from oproj_lib.delivery import SLOT
 from oproj_lib.devices.cuda import Gpu
 from oproj_lib.devices.publishing import Publisher
-from oproj_lib.iket_timeline import DATA, record_iket
-from oproj_lib.kernels.events import OprojProducerEvents
+from oproj_lib.iket_timeline import DATA, PRODUCER, WGMMA, record_iket
+from oproj_lib.kernels.events import OprojProducerEvents, OprojWgmmaEvents
 from oproj_lib.kernels.producer import OprojProducer
+from oproj_lib.kernels.wgmma import OprojWgmma
 from oproj_lib.problem import TOLERANCE, Problem
 from oproj_lib.program import COMPILER_PACKAGE
 from oproj_lib.provenance import smi
 from oproj_lib.traced import build
 
-BATCH = 8
 RANKS = (16, 8)
 """K = 768 and 1536."""
-PROGRAMS = {"off": OprojProducer, "events": OprojProducerEvents}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An engine, without and with events, at one batch size."""
+
+    engine: str
+    batch: int
+    off: type[OprojProducer]
+    events: type[OprojProducer]
+
+    def kind(self, program: str) -> type[OprojProducer]:
+        """The class of a program, "off" or "events"."""
+        return self.events if program == "events" else self.off
+
+
+SUBJECTS = (
+    Subject(PRODUCER, 8, OprojProducer, OprojProducerEvents),
+    Subject(WGMMA, 64, OprojWgmma, OprojWgmmaEvents),
+)
+PROGRAMS = {"times": ("off", "events"), "launches": ("events",)}
+"""By mode."""
 GATE_PREDECESSORS = 50
 """How many predecessors' times the gate spins: 400 us, enough to queue four launches."""
 FLUSH_BYTES = 512 * 2**20
@@ -59,8 +81,9 @@ class Case:
         import torch
 
         self.job, self.gpu = job, job.gpu
-        engine = kind.recommended(job.problem.k, BATCH, transport="unicast:1")
-        self.publisher = Publisher(build(engine, target=target(self.gpu), batch=BATCH), self.gpu)
+        batch = job.problem.batch
+        engine = kind.recommended(job.problem.k, batch, transport="unicast:1")
+        self.publisher = Publisher(build(engine, target=target(self.gpu), batch=batch), self.gpu)
         self.cycles = predecessor_cycles(self.gpu)
         texts = (stamped_kernels.GATE, stamped_kernels.PREDECESSOR, stamped_kernels.AFTER)
         names = ("gate", "predecessor", "after")
@@ -118,7 +141,7 @@ class Case:
 
     def check(self, what: str) -> float:
         """The relative error of what was published last."""
-        out = self.publisher.mailboxes[0][SLOT, :BATCH]
+        out = self.publisher.mailboxes[0][SLOT, : self.job.problem.batch]
         return check_output(what, out, self.job.references[0], TOLERANCE)
 
 
@@ -135,28 +158,39 @@ def predecessor_cycles(gpu: Gpu) -> int:
     return int(PREDECESSOR_US * gpu.attribute("CLOCK_RATE") / 1e3)
 
 
-def measure(gpu: Gpu, mode: str, carveout: int | None) -> list[dict[str, Any]]:
-    """One row per K and program: single launches, and without a tool graphs, off and events in turn."""
+def subjects(names: str) -> tuple[Subject, ...]:
+    """Those of "producer,wgmma". Raises ValueError for an unknown engine."""
+    known = {subject.engine: subject for subject in SUBJECTS}
+    if unknown := [name for name in names.split(",") if name not in known]:
+        raise ValueError(f"--engines {names}: {unknown[0]!r} has no events; choose from {', '.join(known)}")
+    return tuple(known[name] for name in names.split(","))
+
+
+def measure(
+    gpu: Gpu, mode: str, carveout: int | None, chosen: Sequence[Subject] | None = None
+) -> list[dict[str, Any]]:
+    """One row per engine, K and program: single launches, and without a tool graphs, off and events in turn."""
     rows: list[dict[str, Any]] = []
-    for ranks in RANKS:
-        job = make_job(gpu, Problem(ranks, BATCH))
-        names = list(PROGRAMS) if mode == "times" else ["events"]
-        cases = {name: Case(job, PROGRAMS[name], carveout) for name in names}
-        found = {name: _single(case, name, LAUNCHES[mode]) for name, case in cases.items()}
-        if mode == "times":
-            graphs = {name: _graphs(case) for name, case in cases.items()}
-            for _ in range(TURNS):  # in turn, so that drift hits both
-                for name, pair in graphs.items():
-                    found[name].setdefault("graph_us", []).append(_exposed_us(*pair))
-        rows += found.values()
+    for subject in SUBJECTS if chosen is None else chosen:
+        for ranks in RANKS:
+            job = make_job(gpu, Problem(ranks, subject.batch))
+            cases = {name: Case(job, subject.kind(name), carveout) for name in PROGRAMS[mode]}
+            found = {name: _single(case, subject, name, LAUNCHES[mode]) for name, case in cases.items()}
+            if mode == "times":
+                graphs = {name: _graphs(case) for name, case in cases.items()}
+                for _ in range(TURNS):  # in turn, so that drift hits both
+                    for name, pair in graphs.items():
+                        found[name].setdefault("graph_us", []).append(_exposed_us(*pair))
+            rows += found.values()
     return rows
 
 
-def _single(case: Case, name: str, launches: int) -> dict[str, Any]:
+def _single(case: Case, subject: Subject, name: str, launches: int) -> dict[str, Any]:
     case.single(1)
     config = case.publisher.program.config
-    row = {"k": case.job.problem.k, "program": name, "config": config}
-    return {**row, "exposed_ns_eager": case.single(launches), "error": case.check(f"{name}, single launches")}
+    row = {"engine": subject.engine, "k": case.job.problem.k, "program": name, "config": config}
+    what = f"{subject.engine}, {name}, single launches"
+    return {**row, "exposed_ns_eager": case.single(launches), "error": case.check(what)}
 
 
 def _graphs(case: Case) -> tuple[Graph, Graph]:
@@ -183,13 +217,20 @@ def facts(gpu: Gpu, command: str, carveout: int | None) -> dict[str, Any]:
     }
 
 
-def run(mode: str, out: Path, carveout: int | None, gpu: Gpu | None = None) -> Path:
-    """Measures in a mode and writes OUT/<mode>.json, whose path it returns."""
+def run(
+    mode: str, out: Path, carveout: int | None, gpu: Gpu | None = None, engines: str | None = None
+) -> Path:
+    """Measures in a mode and writes OUT/<mode>.json, whose path it returns. engines: "producer,wgmma", None for all.
+
+    Raises ValueError for an unknown engine, before a GPU is touched.
+    """
+    chosen = None if engines is None else subjects(engines)
     gpu = gpu or Gpu(0)
     prefix = "" if mode == "times" else "run-iket profile --postprocess all -- "
     command = f"{prefix}python -m oproj_lib.bench.iket_run {mode} OUT"
     command += f" --carveout {carveout}" if carveout is not None else ""
-    result = {"facts": facts(gpu, command, carveout), "cases": measure(gpu, mode, carveout)}
+    command += f" --engines {engines}" if engines is not None else ""
+    result = {"facts": facts(gpu, command, carveout), "cases": measure(gpu, mode, carveout, chosen)}
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{mode}.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -208,6 +249,7 @@ def main(words: Sequence[str] | None = None, write: Callable[[str], Any] = print
         command.add_argument(
             "--carveout", type=int, help="percent of the L1 that the predecessor leaves to shared memory"
         )
+        command.add_argument("--engines", help="such as producer,wgmma (default: all that have events)")
     record = commands.add_parser("record")
     record.add_argument("out", type=Path, help="where times and launches wrote")
     record.add_argument("trace", type=Path, help="IKET's .trace.json")
@@ -219,7 +261,7 @@ def main(words: Sequence[str] | None = None, write: Callable[[str], Any] = print
                 chosen.trace, chosen.out / "times.json", chosen.out / "launches.json", chosen.data
             )
         else:
-            path = run(chosen.mode, chosen.out, chosen.carveout)
+            path = run(chosen.mode, chosen.out, chosen.carveout, engines=chosen.engines)
     except (ValueError, RuntimeError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from oproj_lib import bundle, provenance
-from oproj_lib.bench import hardware, measure
+from oproj_lib.bench import alternatives, hardware, measure
+from oproj_lib.bench.consumers import EXCHANGES, build_consumers
 from oproj_lib.bench.hardware import Plan
 from oproj_lib.bench.results import HardwareBench
 from oproj_lib.bundle import Bundle
-from oproj_lib.bundle_recipes import Recipe, recipes
+from oproj_lib.bundle_recipes import Recipe, consumer_plans, recipes
 from oproj_lib.devices.cuda import Gpu
 from oproj_lib.problem import Problem
+from oproj_lib.ranks import plan as ranks_plan
 
 SMALL = Plan(rounds=1, replays=10)
 BESIDE = ("torch.mm", "empty kernel")
@@ -36,6 +38,16 @@ def size_recipes(target: str, problem: Problem) -> tuple[Recipe, ...]:
     return tuple(found.values())
 
 
+def size_plans(target: str, problem: Problem, consumer: str) -> list[ranks_plan.Plan]:
+    """The chains with this consumer at this size. Raises ValueError for a size that bundles don't have."""
+    there = [plan for plan in consumer_plans(target) if plan.consumer == consumer]
+    found = [plan for plan in there if (plan.k, plan.tokens) == (problem.k, problem.batch)]
+    if not found:
+        sizes = sorted({plan.tokens for plan in there})
+        raise ValueError(f"M = {problem.batch} is not measured with {consumer}; choose from {sizes}")
+    return found
+
+
 def measure_now(
     target: str,
     problem: Problem,
@@ -54,7 +66,10 @@ def measure_now(
     gpu = gpu or Gpu(0)
     if programs is None:
         with tempfile.TemporaryDirectory() as folder:
-            built = bundle.build(target, folder, chosen=size_recipes(target, problem))
+            exchange = plan.consumer in EXCHANGES
+            built = bundle.build(target, folder, chosen=[] if exchange else size_recipes(target, problem))
+            if exchange:
+                build_consumers(target, folder, plans=size_plans(target, problem, plan.consumer))
             return measure_now(target, problem, gpu=gpu, programs=built, names=names, plan=plan)
     clocks = {"before": provenance.smi(gpu.index)}
     ceilings = measure.ceilings(gpu)
@@ -70,4 +85,5 @@ def now_if(
 ) -> HardwareBench | None:
     """``measure_now`` where the device is "cuda", None where it is "vgpu": the virtual GPU has no clock."""
     plan = replace(SMALL, consumer=consumer)
-    return measure_now(target, problem, plan=plan) if device == "cuda" else None
+    names = alternatives.chosen(None, consumer) if consumer == "attnres" else BESIDE
+    return measure_now(target, problem, plan=plan, names=names) if device == "cuda" else None

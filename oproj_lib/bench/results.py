@@ -20,8 +20,9 @@ METHOD = (
     "and quartiles of replays, outputs checked against float64 after timing"
 )
 EXPOSED_METHOD = (
-    "chain of a predecessor (132 x 128 threads, lets its dependents start at once, spins, then writes x), the "
-    "projection and a consumer, all with programmatic dependent launch, minus predecessors alone, per repetition; "
+    "chain of a predecessor (lets its dependents start at once, works, then writes x), the projection and a consumer, "
+    "all with programmatic dependent launch, minus predecessors alone, per repetition; predecessor: spin is 132 x 128 "
+    "threads that leave the memory alone, read 132 x 512 that read 35 MB; "
     "consumer: next is the next predecessor, copy a kernel that copies the output"
 )
 
@@ -79,10 +80,16 @@ class HardwareBench:
     carveout: int | None
     consumer: str
     jobs: tuple[JobResult, ...]
+    predecessor: str = "spin"
 
     @property
     def rows(self) -> tuple[Row, ...]:
         return tuple(row for job in self.jobs for row in job.rows)
+
+    @property
+    def chain(self) -> str:
+        """What stands around the projection: `predecessor spin, consumer next`."""
+        return f"predecessor {self.predecessor}, consumer {self.consumer}"
 
     def best(self, k: int, batch: int, name: str, by: str = "exposed") -> Row | None:
         """The fastest row of a name at (k, batch), by its median "exposed" or "alone"; None where there is none."""
@@ -131,6 +138,7 @@ def read_bench(path: Path | str) -> HardwareBench:
             carveout=fields["carveout"],
             consumer=fields["consumer"],
             jobs=tuple(_job(job) for job in fields["jobs"]),
+            predecessor=fields.get("predecessor", "spin"),  # the only one of the first data files
         )
     except (KeyError, TypeError) as error:
         raise ValueError(
@@ -161,7 +169,7 @@ def bench_tables(bench: HardwareBench, *, recorded: bool) -> list[Table]:
         table = Table(
             title=f"K = {k}: {how} {bench.provenance.title}",
             caption=f"microseconds, median and quartiles; memory reached {bench.ceilings.best_tb_s:.2f} TB/s in the "
-            f"same session; exposed: what a layer waits (consumer: {bench.consumer})",
+            f"same session; exposed: what a layer waits ({bench.chain})",
         )
         for name in ("M", "projection", "alone", "TB/s", "exposed", "error"):
             table.add_column(name, justify="left" if name == "projection" else "right")

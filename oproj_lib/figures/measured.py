@@ -40,6 +40,15 @@ STYLES = {
     "cublasLt, best heuristic": ("D--", PURPLE),
     "Triton split-K": ("x--", INK),
     "torch.compile": ("P--", MUTED),
+    "producer, split": ("o-", BLUE),
+    "producer, fused": ("o:", BLUE),
+    "direct, split": ("D-", SKY),
+    "direct, fused": ("D:", SKY),
+    "wgmma, split": ("s-", GREEN),
+    "wgmma, fused": ("s:", GREEN),
+    "umma, split": ("s-", GREEN),
+    "umma, fused": ("s:", GREEN),
+    "torch.mm, then compiled AttnRes": ("^--", VERMILLION),
     "empty kernel": ("_:", MUTED),
 }
 OTHER = ("*:", MUTED)
