@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from oproj_lib import doctor
+from oproj_lib import doctor, presets
 from oproj_lib.kernels import configuration
 from oproj_lib.kernels.configuration import Configuration
 from oproj_lib.layouts.fragments import BLOCK_K, MMA_TOKENS
@@ -110,12 +110,14 @@ def _add_producers(plan: _Plan, engine: str, ranks: int, batches: tuple[int, ...
 
 
 def _add_direct(plan: _Plan, ranks: int, batches: tuple[int, ...], quick: bool) -> None:
-    """The producer for one token tile: fewest staged blocks at every size, the others at 8 tokens."""
+    """The producer for one token tile: the preset and the fewest staged blocks at every size, the others at 8."""
     found = direct_configurations(HIDDEN_K // ranks)
     first = next(config for config in found if config.rows == DIRECT_ROWS)
+    everywhere = [presets.direct_settings(HIDDEN_K // ranks), _direct_settings(first)]
     for batch in batches:
         if batch <= first.max_batch:
-            plan.add(DIRECT, ranks, batch, _direct_settings(first), timed=True)
+            for settings in everywhere:
+                plan.add(DIRECT, ranks, batch, settings, timed=True)
     if quick:
         return
     for number, config in enumerate(found):

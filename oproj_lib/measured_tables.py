@@ -26,6 +26,8 @@ EXCHANGES = ("reduce", "attnres")
 """Consumers whose candidates are projection and consumer together (`bench.consumers`)."""
 MM_ATTNRES = "torch.mm, then compiled AttnRes"
 CONSUMER_FILES = {"reduce": "bench_reduce_h200.json", "attnres": "bench_attnres_h200.json"}
+READING_FILE = "bench_read_h200.json"
+ENGINES = ("producer", "direct", "wgmma")
 SWEEP_BATCH = 8
 PROJECTION_THREADS = 512
 """Of a CTA of the producers."""
@@ -107,9 +109,8 @@ def ratio(bench: HardwareBench, k: int, batch: int) -> float:
 
 
 def recorded_consumers() -> dict[str, HardwareBench]:
-    """Sessions whose chain has its real consumer, by consumer, as far as there are any."""
-    files = {consumer: DATA / name for consumer, name in CONSUMER_FILES.items()}
-    return {consumer: recorded_bench(path) for consumer, path in files.items() if path.exists()}
+    """Sessions whose chain has its real consumer, by consumer."""
+    return {consumer: recorded_bench(DATA / name) for consumer, name in CONSUMER_FILES.items()}
 
 
 def session_of(consumer: str, sessions: Mapping[str, HardwareBench]) -> HardwareBench:
@@ -195,6 +196,67 @@ def comparison_table(bench: HardwareBench) -> Table:
             )
         table.add_section()
     return table
+
+
+def predecessor_table(sessions: Mapping[str, HardwareBench], k: int) -> Table:
+    """What a layer waits at every size that all sessions have, by what stands before the projection.
+
+    sessions: by predecessor, of one kind of consumer. Rows are each engine's least exposed build in that chain, which
+    need not be the same, and torch.mm. Raises ValueError for sessions with other consumers.
+    """
+    consumers = {bench.consumer for bench in sessions.values()}
+    if len(consumers) != 1:
+        raise ValueError(
+            f"consumers {sorted(consumers)}: sessions are compared that differ in the predecessor only"
+        )
+    first = next(iter(sessions.values()))
+    table = Table(
+        title=f"K = {k}: what a layer waits, by predecessor; recorded on {first.provenance.title}",
+        caption="microseconds, medians; of each engine the least exposed build in that chain; consumer "
+        + consumers.pop(),
+    )
+    table.add_column("M", justify="right")
+    table.add_column("projection")
+    for name in sessions:
+        table.add_column(f"predecessor {name}", justify="right")
+    for batch in sorted(set.intersection(*(set(bench.batches(k)) for bench in sessions.values()))):
+        for name in (*ENGINES, BLAS):
+            rows = [bench.best(k, batch, name) for bench in sessions.values()]
+            if all(rows):
+                table.add_row(str(batch), name, *(_with_settings(row) for row in rows if row))
+        table.add_section()
+    return table
+
+
+def _with_settings(row: Row) -> str:
+    """`1.62 (0, 2)`: the settings in the order of the row's title."""
+    settings = f" ({', '.join(map(str, row.settings.values()))})" if row.settings else ""
+    return f"{row.exposed.median_us:.2f}{settings}"
+
+
+def predecessor_markdown(sessions: Mapping[str, HardwareBench]) -> str:
+    """The table of docs/latency.md: least exposed of ours and torch.mm, by predecessor."""
+    lines = [
+        "| K | M | " + " | ".join(f"{name}: ours | torch.mm" for name in sessions) + " |",
+        "| ---: | ---: |" + " --- | ---: |" * len(sessions),
+    ]
+    first = next(iter(sessions.values()))
+    for k in sorted({job.k for job in first.jobs}):
+        for batch in sorted(set.intersection(*(set(bench.batches(k)) for bench in sessions.values()))):
+            cells = []
+            for bench in sessions.values():
+                found = [row for name in ENGINES if (row := bench.best(k, batch, name))]
+                best = min(found, key=lambda row: row.exposed.median_us)
+                cells.append(
+                    f"{best.exposed.median_us:.2f}, {best.title} | {at(bench, k, batch, BLAS).exposed.median_us:.2f}"
+                )
+            lines.append(f"| {k} | {batch} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def recorded_predecessors() -> dict[str, HardwareBench]:
+    """The recorded sessions whose chain ends in the next predecessor, by predecessor."""
+    return {"spin": recorded_bench(), "read": recorded_bench(DATA / READING_FILE)}
 
 
 def results_markdown(bench: HardwareBench) -> str:
@@ -391,6 +453,7 @@ def _alone(row: Row) -> str:
     return f"{row.alone.median_us:.2f}" if row.alone else "nothing to time"
 
 
-if __name__ == "__main__":  # `python -m oproj_lib.measured_tables` prints the table for docs/latency.md
+if __name__ == "__main__":  # `python -m oproj_lib.measured_tables` prints the tables of docs/latency.md
     for session in (recorded_bench(), *recorded_consumers().values()):
         print(results_markdown(session), end="\n\n")
+    print(predecessor_markdown(recorded_predecessors()))

@@ -17,7 +17,7 @@ from oproj_lib.problem import MAX_BATCH
 PRESETS = ("recommended", "tuned")
 PRODUCERS = ("producer", "direct")
 """Engines that `run.run_producer` runs: `OprojProducer`, and `OprojProducerDirect` for at most 8 tokens."""
-DIRECT_SETTINGS = {768: {"staged_blocks": 0, "rows": 2}, 1536: {"staged_blocks": 1, "rows": 2}}
+DIRECT_SETTINGS = {768: {"staged_blocks": 0, "rows": 2}, 1536: {"staged_blocks": 1, "rows": 4}}
 """By k, for one token tile: of all direct builds, the least exposed."""
 RECORDED_TARGET = "sm_90a"
 """What the table below was recorded for. For sm_100a nothing was measured; what one token tile takes there is

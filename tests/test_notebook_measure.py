@@ -170,7 +170,7 @@ def test_goals_are_judged_by_the_numbers(bench: HardwareBench) -> None:
     def faster(job: JobResult) -> JobResult:
         rows = tuple(
             replace(row, exposed=replace(row.exposed, median_us=row.exposed.median_us / 3))
-            if row.name == "direct"
+            if row.name in ("producer", "direct")
             else row
             for row in job.rows
         )
@@ -190,9 +190,40 @@ def test_goals_are_judged_by_the_numbers(bench: HardwareBench) -> None:
 def test_the_notes_have_the_recorded_results(bench: HardwareBench) -> None:
     """After a new recording: `python -m oproj_lib.measured_tables`, into docs/latency.md."""
     notes = (ROOT / "docs" / "latency.md").read_text(encoding="utf-8")
-    assert measured_tables.results_markdown(bench) in notes
+    sessions = [bench, *measured_tables.recorded_consumers().values()]
+    assert [session.consumer for session in sessions] == ["next", "reduce", "attnres"]
+    for session in sessions:
+        assert measured_tables.results_markdown(session) in notes
+    assert measured_tables.predecessor_markdown(measured_tables.recorded_predecessors()) in notes
     row = f"| 1536 | 8 | direct (staged_blocks 1, rows 2) | {ours(bench, 1536, 8).exposed.median_us:.2f} |"
     assert row in notes and f"| {ratio(bench, 1536, 8):.2f} |" in notes
+
+
+def test_ours_is_never_slower_than_what_was_measured_beside_it(bench: HardwareBench) -> None:
+    """Alone and exposed, at every size; docs/latency.md says so."""
+    for job in bench.jobs:
+        mine = [row for row in job.rows if row.name in measured_tables.ENGINES]
+        others = [row for row in job.rows if row.alone and row.name not in measured_tables.ENGINES]
+        assert len({row.name for row in others}) == 5 and not job.failures
+        for by in ("alone", "exposed"):
+            least = min(getattr(row, by).median_us for row in mine)
+            assert least < min(getattr(row, by).median_us for row in others), (job.k, job.batch, by)
+
+
+def test_predecessors_are_compared_that_differ_in_nothing_else(bench: HardwareBench) -> None:
+    """Numbers of the table, held against the data file read another way."""
+    sessions = measured_tables.recorded_predecessors()
+    assert [session.predecessor for session in sessions.values()] == ["spin", "read"]
+    shown = text(measured_tables.predecessor_table(sessions, 768))
+    least = [
+        min(row["exposed"]["median_us"] for row in raw(name, 768, 8) if row["name"] == "wgmma")
+        for name in ("bench_h200", "bench_read_h200")
+    ]
+    (line,) = [line for line in shown.splitlines() if "│  8 │ wgmma" in line]
+    assert all(f" {value:.2f} " in line for value in least)
+    copied = recorded_bench(DATA / "bench_copy_h200.json")
+    with pytest.raises(ValueError, match=r"consumers \['copy', 'next'\]: sessions are compared that differ"):
+        measured_tables.predecessor_table({"spin": bench, "copy": copied}, 768)
 
 
 def test_copies_that_fit_are_warm() -> None:

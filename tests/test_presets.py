@@ -14,8 +14,9 @@ from oproj_lib.kernels.direct import OprojProducerDirect
 from oproj_lib.recorded import recorded_bench
 from oproj_lib.run import producer_for, run_producer, run_projection
 
-NOISE_US = 0.05
-"""Differences below are noise: docs/latency.md has 0.02 within a process and more between processes."""
+NOISE_US = 0.1
+"""Differences below are noise: docs/latency.md has 0.02 for the same build in one process and up to 0.17 between
+processes; two builds of one process differ in their addresses, too."""
 
 
 @pytest.mark.parametrize(

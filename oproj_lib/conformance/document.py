@@ -27,9 +27,8 @@ def document() -> str:
         "## Known differences": difference_table(),
         "## Approximate functions": approximation_table(run),
         "## Not compared": [f"* `{name}`: {why}." for name, why in (NOT_COVERED | MACHINE_DEPENDENT).items()],
+        "## Every configuration": sweep_record.markdown(sweep_record.read(sweep_record.DATA)),
     }
-    if sweep_record.DATA.exists():
-        sections["## Every configuration"] = sweep_record.markdown(sweep_record.read(sweep_record.DATA))
     return "\n".join(f"{title}\n\n" + "\n".join(lines) + "\n" for title, lines in sections.items())
 
 
