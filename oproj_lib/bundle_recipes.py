@@ -110,10 +110,11 @@ def _add_producers(plan: _Plan, engine: str, ranks: int, batches: tuple[int, ...
 
 
 def _add_direct(plan: _Plan, ranks: int, batches: tuple[int, ...], quick: bool) -> None:
-    """The producer for one token tile: the preset and the fewest staged blocks at every size, the others at 8."""
+    """The producer for one token tile: preset, fewest staged blocks and contenders at every size, others at 8."""
     found = direct_configurations(HIDDEN_K // ranks)
     first = next(config for config in found if config.rows == DIRECT_ROWS)
-    everywhere = [presets.direct_settings(HIDDEN_K // ranks), _direct_settings(first)]
+    k = HIDDEN_K // ranks
+    everywhere = [presets.direct_settings(k), _direct_settings(first), *presets.DIRECT_CONTENDERS[k]]
     for batch in batches:
         if batch <= first.max_batch:
             for settings in everywhere:

@@ -178,7 +178,8 @@ def comparison_table(bench: HardwareBench) -> Table:
         title=f"what a layer waits, {bench.chain}; recorded",
         caption=f"{bench.provenance.title}; microseconds, medians, in brackets the quartiles; all from one session",
     )
-    for name in ("K", "M", "ours", "a layer waits", BLAS, "ratio", "alone", f"{BLAS} alone"):
+    instead = MM_ATTNRES if bench.consumer == "attnres" else BLAS
+    for name in ("K", "M", "ours", "a layer waits", instead, "ratio", "alone", "the other alone"):
         table.add_column(name, justify="left" if name == "ours" else "right")
     for k in sorted({job.k for job in bench.jobs}):
         for batch in bench.batches(k):
@@ -282,7 +283,7 @@ def goal_table(bench: HardwareBench) -> Table:
         raise ValueError(f"consumer = {bench.consumer}: the goals are for the chain with {GOAL_CONSUMER!r}")
     table = Table(
         title=f"the goals for M <= {MMA_TOKENS}",
-        caption=f"recorded on {bench.provenance.title}; microseconds",
+        caption=f"recorded on {bench.provenance.title}; microseconds; ratio: times less than {BLAS}",
     )
     for name in (
         "K",
@@ -290,8 +291,8 @@ def goal_table(bench: HardwareBench) -> Table:
         "a layer waits",
         "goal",
         "over it",
-        "times less than torch.mm",
-        "goal (times)",
+        "ratio",
+        "goal ratio",
         "verdict",
     ):
         table.add_column(name, justify="left" if name == "verdict" else "right")

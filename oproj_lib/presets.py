@@ -17,8 +17,11 @@ from oproj_lib.problem import MAX_BATCH
 PRESETS = ("recommended", "tuned")
 PRODUCERS = ("producer", "direct")
 """Engines that `run.run_producer` runs: `OprojProducer`, and `OprojProducerDirect` for at most 8 tokens."""
-DIRECT_SETTINGS = {768: {"staged_blocks": 0, "rows": 2}, 1536: {"staged_blocks": 1, "rows": 4}}
-"""By k, for one token tile: of all direct builds, the least exposed."""
+DIRECT_SETTINGS = {768: {"staged_blocks": 0, "rows": 2}, 1536: {"staged_blocks": 1, "rows": 2}}
+"""By k, for one token tile: of all direct builds that were measured at every M, the least exposed."""
+DIRECT_CONTENDERS = {768: (), 1536: ({"staged_blocks": 1, "rows": 4},)}
+"""By k, direct builds that were not slower at 8 tokens (1.96 us at K = 1536, the preset 2.05) and have not been
+measured at fewer. A bundle holds them at every M, so the next recording can choose."""
 RECORDED_TARGET = "sm_90a"
 """What the table below was recorded for. For sm_100a nothing was measured; what one token tile takes there is
 Hopper's choice, and beyond it "tuned" is "recommended"."""
