@@ -5,20 +5,19 @@ from __future__ import annotations
 import html
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import papermill
 import pytest
-from notebook_checks import check_committed, results
+from notebook_checks import Runs, check_committed, check_declared, check_pictures, numbered, results
 from rich.console import Console
 from test_figures import cut_off
 
-from oproj_lib import exchange_costs, exchange_tables, figures, measured_exchange
+from oproj_lib import exchange_costs, exchange_tables, figures
 from oproj_lib.conformance.cubins import ptxas
 from oproj_lib.exchange import Channel
 from oproj_lib.exchange_costs import RecordedExchange
@@ -26,43 +25,29 @@ from oproj_lib.exchange_programs import build_mailbox_reduce
 from oproj_lib.kernels.mailbox_reduce import MailboxReduce
 from oproj_lib.lessons import mailbox_runs
 from oproj_lib.lessons.mailboxes import chunk_place, turn
-from oproj_lib.notebooks import NotebookRun, declared_parameters, run_notebook
+from oproj_lib.notebooks import declared_parameters
 from oproj_lib.program import Program
 from oproj_lib.sass import disassemble
 
 pytestmark = pytest.mark.xdist_group("notebook_mailboxes")  # one worker runs the notebook once for all tests
 NAME = "11"  # as test_notebooks.py looks for it: "11"
-NOTEBOOK = next((Path(__file__).parents[1] / "notebooks").glob(f"{NAME}_*.ipynb"))
+NOTEBOOK = numbered(NAME)
 CHANGED: dict[str, Any] = {
     "target": "sm_100a", "ranks": 2, "batch": 2, "shots": 2, "transport": "unicast", "calls": 2, "slow_rank": 0,
     "skew": 4.0, "seed": 3, "writer": 0, "token": 0, "column": 7160, "mistake": "arms this call's tokens",
     "crossing_us": 3.0, "link_gb_s": 900.0, "solutions": True,
 }  # fmt: skip
-PICTURES = 5 + measured_exchange.FILE.exists()
-"""The last one shows recorded times of whole exchanges, as soon as there are any."""
+PICTURES = 6
 
 
 # The notebook
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], NotebookRun]:
-    """The notebook with its own values ("usual"), or with all of them changed; each is run once."""
-    folder = tmp_path_factory.mktemp("mailboxes")
-
-    @cache
-    def once(name: str) -> NotebookRun:
-        return run_notebook(NOTEBOOK, CHANGED if name == "changed" else {}, output_dir=folder, name=name)
-
-    return once
-
-
 def test_it_is_committed_as_it_should_be() -> None:
     code = check_committed(NOTEBOOK)
-    assert sum("assert" in source for source in code) >= 12
+    assert sum("assert" in source for source in code) >= 14
+    check_declared(NOTEBOOK, CHANGED)
     declared = declared_parameters(NOTEBOOK)
-    assert declared.keys() == papermill.inspect_notebook(NOTEBOOK).keys()
-    assert declared.keys() - {"device"} == CHANGED.keys()
     assert all(declared[name] != value for name, value in CHANGED.items())
 
 
@@ -73,29 +58,28 @@ def test_its_own_values_go_together() -> None:
     assert own["token"] < own["batch"] and own["column"] < 7168 and own["mistake"] in mailbox_runs.BROKEN
 
 
-USUAL = pytest.param("usual", marks=pytest.mark.exhaustive)
+USUAL = pytest.param({}, marks=pytest.mark.exhaustive, id="usual")
 
 
-@pytest.mark.parametrize("name", ["changed", USUAL])
-def test_pictures(name: str, run: Callable[[str], NotebookRun]) -> None:
-    shown = re.findall(r'<img alt="([^"]*)"', run(name).html.read_text(encoding="utf-8"))
-    assert len(shown) == PICTURES and all(len(alt) > 80 for alt in shown)
-
-
-@pytest.mark.parametrize("name", ["changed", USUAL])
-def test_what_does_not_depend_on_parameters(name: str, run: Callable[[str], NotebookRun]) -> None:
-    assert run(name).seconds < 120  # 16 on two idle cores; a runner may be busy
-    shown = {cell: plain_text(output) for cell, output in results(run(name)).items()}
+@pytest.mark.parametrize("parameters", [pytest.param(CHANGED, id="changed"), USUAL])
+def test_what_does_not_depend_on_parameters(parameters: Mapping[str, Any], runs: Runs) -> None:
+    run = runs(NOTEBOOK, parameters)
+    assert run.seconds < 120  # 20 on two idle cores; a runner may be busy
+    check_pictures(run, PICTURES)
+    shown = {cell: plain_text(output) for cell, output in results(run).items()}
     for mistake, counts in (("two generations", "11-"), ("arms this call's tokens", "--1")):
         row = f"│ {mistake} +│.+?│" + "│".join(f" +{count} " for count in counts) + "│"
         assert re.search(row, shown["broken-run"]), mistake
-    assert ("not measured yet" in shown["waits-table"]) == (not measured_exchange.FILE.exists())
     assert "recorded on two NVIDIA H200, NVLink, multicast off" in shown["recorded-table"]
+    for batch, us, ratio in ((1, "3.27", "4.83"), (8, "4.06", "4.12")):
+        assert f"target met at K = 1536, M = {batch}: {us} us exposed" in shown["waits-table"]
+        assert f"{ratio} times less than the best" in shown["waits-table"]
+    assert re.search(r"│ 1536 │ +8 │ direct +│ +512 x 124 │ +0 │ neither +│ +9.66 │", shown["room-table"])
 
 
 @pytest.mark.exhaustive
-def test_with_its_own_values(run: Callable[[str], NotebookRun]) -> None:
-    shown = {cell: plain_text(output) for cell, output in results(run("usual")).items()}
+def test_with_its_own_values(runs: Runs) -> None:
+    shown = {cell: plain_text(output) for cell, output in results(runs(NOTEBOOK)).items()}
     assert "call 2, rank 1: slot 9; chunk of token 1, column 1003: byte 403,408" in shown["map-check"]
     assert "rank 0 polls mailbox of rank 0 [slot 1, token 1, column 1000]" in shown["never-run"]
     assert "(word 1 still armed); to be written by rank 1; nobody is left" in shown["never-run"]
@@ -128,16 +112,16 @@ SAYS = {
 """The cell, and what it says when the parameter is changed."""
 
 
-def test_every_parameter_shows(run: Callable[[str], NotebookRun]) -> None:
+def test_every_parameter_shows(runs: Runs) -> None:
     assert SAYS.keys() == CHANGED.keys()
-    changed = {cell: plain_text(output) for cell, output in results(run("changed")).items()}
+    changed = {cell: plain_text(output) for cell, output in results(runs(NOTEBOOK, CHANGED)).items()}
     for parameter, (cell, shown) in SAYS.items():
         assert shown in changed[cell], parameter
 
 
 @pytest.mark.exhaustive
-def test_what_shows_comes_from_the_parameter(run: Callable[[str], NotebookRun]) -> None:
-    usual = {cell: plain_text(output) for cell, output in results(run("usual")).items()}
+def test_what_shows_comes_from_the_parameter(runs: Runs) -> None:
+    usual = {cell: plain_text(output) for cell, output in results(runs(NOTEBOOK)).items()}
     for parameter, (cell, shown) in SAYS.items():
         assert shown not in usual[cell], parameter
 

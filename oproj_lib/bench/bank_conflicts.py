@@ -326,29 +326,25 @@ def read(path: Path | str = DATA) -> BankConflicts:
     return BankConflicts(read_provenance(fields["provenance"]), fields["rounds"], tuple(found))
 
 
-def recorded() -> BankConflicts | None:
-    """The recorded session, None where the package has none."""
-    return read() if DATA.exists() else None
+def recorded() -> BankConflicts:
+    """The recorded session."""
+    return read()
 
 
-def on_hardware(device: str, target: str) -> tuple[BankConflicts | None, str]:
+def on_hardware(device: str, target: str) -> tuple[BankConflicts, str]:
     """(cycles, where they come from): measured now where ``device`` takes a GPU for ``target``, else recorded.
 
-    Without either None, and a sentence that says so. Raises what ``measure`` raises.
+    Raises what ``measure`` raises.
     """
     if device != "vgpu" and choose_device(device, "producer", target)[0] == "cuda":
         measured = measure(Gpu(0), [f"oproj_lib.bench.bank_conflicts.on_hardware({device!r}, {target!r})"])
         return measured, f"measured on {measured.provenance.title}"
-    if known := recorded():
-        return known, f"recorded on {known.provenance.title}"
-    return None, "wavefronts only: no cycles were measured here, and none are recorded yet"
+    known = recorded()
+    return known, f"recorded on {known.provenance.title}"
 
 
-def cycles_by_name(measured: BankConflicts | None) -> dict[str, tuple[float, float, float]] | None:
-    """Median and quartiles of ``cases()``; None where there is no measurement. Raises ValueError where one of them is
-    missing."""
-    if measured is None:
-        return None
+def cycles_by_name(measured: BankConflicts) -> dict[str, tuple[float, float, float]]:
+    """Median and quartiles of ``cases()``. Raises ValueError where one of them is missing."""
     found = {case.name: measured.of(case) for case in cases()}
     if missing := [name for name, one in found.items() if one is None]:
         raise ValueError(

@@ -159,39 +159,37 @@ def wavefront_bars(
 
 
 def conflict_cycles(
-    counted: Mapping[str, float], cycles: Mapping[str, tuple[float, float, float]] | None, source: str
+    counted: Mapping[str, float], cycles: Mapping[str, tuple[float, float, float]], source: str
 ) -> Picture:
     """Wavefronts of one warp-wide access per pattern, counted by the virtual GPU, and beside them what a real GPU took.
 
-    cycles: pattern -> (median, lower and upper quartile); None where nothing was measured or recorded. source: where
-    they come from, and how ("recorded on ..."), for the title.
+    cycles: pattern -> (median, lower and upper quartile). source: where they come from, and how ("recorded on ..."),
+    for the title.
 
     Raises:
         ValueError: if the two name different patterns.
     """
-    if cycles is not None and counted.keys() != cycles.keys():
+    if counted.keys() != cycles.keys():
         raise ValueError(f"different patterns: counted {list(counted)}, cycles {list(cycles)}")
     names = list(counted)
     picture = Picture(9.5, 1.5 + 0.36 * len(names))
     axes = plain(picture.subplots(), title=source, x="wavefronts, cycles per access (logarithmic)", grid="x")
+    medians = [cycles[name][0] for name in names]
+    spread = [[max(m - cycles[n][1], 0.0) for n, m in zip(names, medians, strict=True)],
+              [max(cycles[n][2] - m, 0.0) for n, m in zip(names, medians, strict=True)]]  # fmt: skip
     places = range(len(names))
-    shift = 0.2 if cycles else 0.0
     bars = axes.barh(
-        [place - shift for place in places], list(counted.values()), height=0.38, color=BLUE,
+        [place - 0.2 for place in places], list(counted.values()), height=0.38, color=BLUE,
         label="wavefronts, counted by the virtual GPU",
     )  # fmt: skip
     axes.bar_label(bars, [f"{value:g}" for value in counted.values()], fontsize=7.5, color=INK, padding=3)
-    if cycles:
-        medians = [cycles[name][0] for name in names]
-        spread = [[max(m - cycles[n][1], 0.0) for n, m in zip(names, medians, strict=True)],
-                  [max(cycles[n][2] - m, 0.0) for n, m in zip(names, medians, strict=True)]]  # fmt: skip
-        bars = axes.barh(
-            [place + shift for place in places], medians, height=0.38, color=ORANGE, xerr=spread, ecolor=INK,
-            label="cycles per access, median and quartiles",
-        )  # fmt: skip
-        axes.bar_label(bars, [f"{value:.2f}" for value in medians], fontsize=7.5, color=INK, padding=3)
+    bars = axes.barh(
+        [place + 0.2 for place in places], medians, height=0.38, color=ORANGE, xerr=spread, ecolor=INK,
+        label="cycles per access, median and quartiles",
+    )  # fmt: skip
+    axes.bar_label(bars, [f"{value:.2f}" for value in medians], fontsize=7.5, color=INK, padding=3)
     axes.set_xscale("log", base=2)
-    most = max([*counted.values(), *(value[0] for value in (cycles or {}).values())])
+    most = max(*counted.values(), *medians)
     axes.set_xlim(0.5, most * 2)
     ticks = [2**power for power in range(int(most).bit_length() + 1)]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -199,9 +197,6 @@ def conflict_cycles(
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     picture.legend(loc="outside lower center", ncols=2, fontsize=8.5, frameon=False)
-    texts = [
-        f"{name}: {counted[name]:g} wavefronts" + (f", {cycles[name][0]:.2f} cycles" if cycles else "")
-        for name in names
-    ]
+    texts = [f"{name}: {counted[name]:g} wavefronts, {cycles[name][0]:.2f} cycles" for name in names]
     picture.alt = f"Bars per access pattern, {source}: {'; '.join(texts)}."
     return picture

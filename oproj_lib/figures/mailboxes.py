@@ -29,7 +29,7 @@ from oproj_lib.layouts import mailbox as layout
 from oproj_lib.layouts.fragments import BF16_BYTES, CHUNK, CHUNK_BYTES
 from oproj_lib.layouts.mailbox import CHUNK_WORDS, GENERATIONS
 from oproj_lib.layouts.publish import mailbox_offset
-from oproj_lib.measured_exchange import ALTERNATIVES, TARGET_US, ExchangeRow, MeasuredExchange
+from oproj_lib.measured_exchange import ALTERNATIVES, TARGET_BATCH, TARGET_US, ExchangeRow, MeasuredExchange
 from oproj_lib.problem import CTAS, MAX_BATCH, ROWS_PER_CTA, N
 
 
@@ -291,30 +291,38 @@ def recorded_exchanges(recorded: RecordedExchange) -> Picture:
 
 def exposed_exchanges(measured: MeasuredExchange) -> Picture:
     """Recorded microseconds that a layer waits for projection, exchange and reduction: a panel per K, a group per M,
-    the least exposed of ours beside the alternatives, quartiles as whiskers."""
-    picture = Picture(11.5, 4.0)
+    the least exposed of ours, named below, beside the alternatives, quartiles as whiskers."""
+    picture = Picture(11.5, 4.4)
     panels = picture.subplots(1, len(measured.ks), squeeze=False)[0]
     colours, said = (GREEN, PURPLE, BLUE, ORANGE), []
     for axes, k in zip(panels, measured.ks, strict=True):
-        plain(axes, title=f"K = {k}, recorded", y="microseconds exposed", grid="y")
+        where = f"{measured.ranks} x {measured.provenance.gpu}"
+        plain(axes, title=f"K = {k}: recorded on {where}", y="microseconds exposed", grid="y")
+        names = []
         for group, batch in enumerate(measured.batches(k)):
             rows = _beside(measured, k, batch)
             for number, row in enumerate(rows):
                 _whiskered(axes, group + (number - len(rows) / 2 + 0.5) * 0.2, row, colours[number])
             listed = ", ".join(f"{measured.label(row.candidate)} {row.median_us:.2f}" for row in rows)
             said.append(f"K = {k}, M = {batch}: {listed}")
-        axes.set_xticks(range(len(measured.batches(k))), [f"M = {m}" for m in measured.batches(k)])
-    panels[0].axhline(TARGET_US, color=MUTED, lw=1, ls="--", label=f"target at M <= 8: {TARGET_US:g}")
-    names = ["ours, the least exposed", *ALTERNATIVES.values()]
-    for colour, name in zip(colours, names, strict=True):
+            names.append(f"M = {batch}\n" + "\n".join(measured.label(rows[0].candidate).rsplit(", ", 1)))
+        axes.set_xticks(range(len(names)), names, fontsize=7.5)
+        axes.set_ylim(0, 1.1 * max(row.q3_us for row in measured.rows))
+    if 1536 in measured.ks:
+        _target(panels[measured.ks.index(1536)], [m for m in measured.batches(1536) if m <= TARGET_BATCH])
+    bars = ["ours, the least exposed (named below M)", *ALTERNATIVES.values()]
+    for colour, name in zip(colours, bars, strict=True):
         panels[0].bar(0, 0, color=colour, label=name)
-    panels[0].legend(fontsize=7.5, frameon=False, loc="upper left")
-    top = max(row.q3_us for row in measured.rows)
-    for axes in panels:
-        axes.set_ylim(0, 1.6 * top)
+    picture.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     together = "; ".join(said)
     picture.alt = f"Bar charts of exposed microseconds, medians and quartiles, {measured.title}. {together}."
     return picture
+
+
+def _target(axes: Axes, batches: Sequence[int]) -> None:
+    """A line over the groups that the target is for."""
+    label = f"target for ours at K = 1536, M <= {TARGET_BATCH}: under {TARGET_US:g} us"
+    axes.hlines(TARGET_US, -0.45, len(batches) - 0.55, color=INK, lw=1.2, ls="--", label=label)
 
 
 def _beside(measured: MeasuredExchange, k: int, batch: int) -> list[ExchangeRow]:
