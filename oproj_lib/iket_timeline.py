@@ -18,6 +18,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from oproj_lib.timeline import (
@@ -30,14 +31,22 @@ from oproj_lib.timeline import (
 )
 
 DATA = Path(__file__).resolve().parent / "data" / "iket_h200.json"
+DRIVER_CARVEOUT = DATA.with_name("iket_driver_carveout_h200.json")
+"""The same of the producer, the previous kernel's carve-out left to the driver, which favours the L1."""
 RESOLUTION_NS = 32
 """How finely %globaltimer counts on an H200: all recorded times are multiples of it."""
 JSON_VERSION = 1
 END, RELEASED, BARRIER = "end", "route", "CTA barrier"
 """Events: a warp has issued its last store; it has passed griddepcontrol.wait; it waits for all warps."""
-WAITS = (PREVIOUS, BARRIER)
+MEET, FINISH = "meet", "finish"
+"""Events of `OprojWgmma`: a warp waits for the other multipliers; for its last wgmma."""
+WAITS = (PREVIOUS, BARRIER, MEET)
 """Steps in which a warp waits for others; in the others it issues instructions or waits for its own data."""
+PRODUCER, WGMMA = "producer", "wgmma"
+"""Engines with events, as ``Program.config`` calls them."""
 ROLE = "loads, multiplies, publishes"
+WGMMA_ROLES = {**dict.fromkeys(range(4), "loader"), **dict.fromkeys(range(4, 8), "multiplier")}
+SETTINGS = ("staged_blocks", "rows", "group_tiles", "budget")
 KEPT_CTAS = (0, 55, 111)
 """CTAs whose events are kept: the first, one in the middle, the last. Medians are over all of them."""
 Mark = tuple[int, str]
@@ -144,6 +153,7 @@ class Recording:
     events cost, see ``overhead``. facts: machine, driver, versions, date, command.
     """
 
+    engine: str
     k: int
     batch: int
     settings: Mapping[str, int]
@@ -161,17 +171,35 @@ class Recording:
         resolution = self.facts["resolution_ns"]
         return f"recorded on an {self.facts['machine']}, {self.facts['date']}, in steps of {resolution} ns"
 
+    @property
+    def late_start(self) -> float:
+        """ns by which the kernel started later, at least, than the previous kernel, whose CTAs work for a time
+        that is known: 0 where the recording does not show it."""
+        return max(0.0, self._works - self.released)
+
+    @property
+    def late_end(self) -> float:
+        """ns by which the wait was over later, at least, than the previous kernel's CTAs work: the hand-over, and
+        whatever else kept that kernel. 0 where the recording does not show it."""
+        return max(0.0, self.released - self._works)
+
+    @property
+    def _works(self) -> float:
+        """ns that a CTA of the previous kernel spins."""
+        return float(self.facts["predecessor_cycles"] / self.facts["clock_khz"] * 1e6)
+
     def timeline(self, cta: int) -> Timeline:
         """The steps of a CTA's warps. Raises ValueError for a CTA that was not kept."""
         if cta not in self.warps:
             raise ValueError(f"CTA {cta} was not kept: choose from {', '.join(map(str, self.warps))}")
-        return steps_timeline(cta, self.warps[cta], notes=(self.title,))
+        roles = WGMMA_ROLES if self.engine == WGMMA else {}
+        return steps_timeline(cta, self.warps[cta], notes=(self.title,), roles=roles)
 
     def overhead(self) -> str:
         """What events cost, as a sentence: medians, microseconds from the previous kernel's end on."""
         graph, eager = self.times["graph_us"], self.times["eager_us"]
         return (
-            f"K = {self.k}, M = {self.batch}: {graph['without']:.2f} us exposed without events and "
+            f"{self.engine}, K = {self.k}, M = {self.batch}: {graph['without']:.2f} us exposed without events and "
             f"{graph['with']:.2f} with them (CUDA graph); {eager['without']:.2f}, {eager['with']:.2f} and, while "
             f"IKET records, {eager['recording']:.2f} (single launches, with the hand-over to a next kernel)"
         )
@@ -182,8 +210,12 @@ def steps_timeline(
     warps: Sequence[Sequence[tuple[float, str]]],
     clock: str = RECORDED_NS,
     notes: tuple[str, ...] = (),
+    roles: Mapping[int, str] = MappingProxyType({}),
 ) -> Timeline:
-    """Events of a CTA's warps as a timeline. Raises ValueError unless the last event of every warp is END."""
+    """Events of a CTA's warps as a timeline. roles: of the warps, `ROLE` where left out.
+
+    Raises ValueError unless the last event of every warp is END.
+    """
     intervals: list[Interval] = []
     for warp, marks in enumerate(warps):
         if not marks or marks[-1][1] != END:
@@ -192,29 +224,49 @@ def steps_timeline(
             kind = WAIT if step in WAITS else RUN
             lane = f"warp {warp}"
             intervals.append(
-                Interval(lane, warp, ROLE, kind, step, "", -1, -1, begin, end, function=step)
+                Interval(lane, warp, roles.get(warp, ROLE), kind, step, "", -1, -1, begin, end, function=step)
             )  # fmt: skip
     makespan = max((item.end for item in intervals), default=0.0)
     return Timeline(cta, clock, tuple(intervals), (), (), makespan, notes)
 
 
-def recorded_steps(k: int, path: Path | str = DATA) -> Recording:
-    """The recording of this package at K. Raises ValueError for a K that was not recorded."""
+def recorded_steps(k: int, path: Path | str = DATA, engine: str = PRODUCER) -> Recording:
+    """The recording of this package at K. Raises ValueError for a K or an engine that was not recorded."""
     data = json.loads(Path(path).read_text(encoding="utf-8"))
-    kept = {item["k"]: item for item in data["launches"]}
-    if k not in kept:
-        raise ValueError(f"k = {k} was not recorded: choose from {', '.join(map(str, kept))}")
-    item = kept[k]
-    names = item["events"]
+    kept = {(_engine(item), item["k"]): item for item in data["launches"]}
+    if (engine, k) not in kept:
+        there = ", ".join(f"{k} ({name})" for name, k in kept)
+        raise ValueError(f"k = {k} was not recorded for {engine}: choose from {there}")
+    item = kept[engine, k]
     warps = {
-        int(cta): tuple(tuple(zip(times, names, strict=True)) for times in warps)
+        int(cta): tuple(
+            tuple(zip(times, names, strict=True))
+            for times, names in zip(warps, _names(item, len(warps)), strict=True)
+        )
         for cta, warps in item["ctas"].items()
     }
     grid = {name: tuple(times) for name, times in item["grid"].items()}
     return Recording(
-        k, item["batch"], item["settings"], item["transport"], item["released"], grid, item["durations"], warps,
-        item["times"], data["facts"],
+        engine, k, item["batch"], item["settings"], item["transport"], item["released"], grid, item["durations"],
+        warps, item["times"], data["facts"],
     )  # fmt: skip
+
+
+def recorded_engines(path: Path | str = DATA) -> tuple[str, ...]:
+    """The engines of which this package has a recording."""
+    data = json.loads(Path(path).read_text(encoding="utf-8"))
+    return tuple(dict.fromkeys(_engine(item) for item in data["launches"]))
+
+
+def _engine(item: Mapping[str, Any]) -> str:
+    """Of a kept launch: the oldest recordings are of the producer alone, and do not say so."""
+    return str(item.get("engine", PRODUCER))
+
+
+def _names(item: Mapping[str, Any], warps: int) -> Sequence[Sequence[str]]:
+    """The events of each warp: kept once where all warps have the same."""
+    names = item["events"]
+    return [names] * warps if isinstance(names[0], str) else names
 
 
 def record_iket(
@@ -258,11 +310,8 @@ def record_iket(
 def _kept(
     case: Mapping[str, Any], launch: Launch, among: int, ctas: Sequence[int], times: Mapping[str, Any]
 ) -> dict[str, Any]:
-    start = launch.start
-    events = [name for _, name in next(iter(launch.marks.values()))]
-    for place, marks in launch.marks.items():
-        if [name for _, name in marks] != events:
-            raise ValueError(f"CTA {place[0]}, warp {place[1]} has the events {marks}, others have {events}")
+    start, by_warp = launch.start, _events(launch)
+    names = list(dict.fromkeys(name for events in by_warp for name in events))
     warps: dict[int, list[list[int]]] = {}
     for cta in ctas:
         warps[cta] = [
@@ -270,14 +319,15 @@ def _kept(
         ]
         if not warps[cta]:
             raise ValueError(f"CTA {cta} has no events: choose from 0 to {max(at for at, _ in launch.marks)}")
-    spread = {name: [time - start for time in launch.times(name)] for name in events}
+    spread = {name: [time - start for time in launch.times(name)] for name in names}
     config = case["config"]
     return {
+        "engine": _engine(case),
         "k": case["k"],
         "batch": config["batch"],
-        "settings": {name: config[name] for name in ("staged_blocks", "rows", "group_tiles")},
+        "settings": {name: config[name] for name in SETTINGS if name in config},
         "transport": config["transport"],
-        "events": events,
+        "events": by_warp[0] if all(events == by_warp[0] for events in by_warp) else by_warp,
         "chosen": f"median exposed time of {among} launches",
         "released": launch.released - start,
         "grid": {name: [min(t), statistics.median_low(t), max(t)] for name, t in spread.items()},
@@ -287,11 +337,22 @@ def _kept(
     }
 
 
+def _events(launch: Launch) -> list[list[str]]:
+    """The events of each warp, which are the same in every CTA. Raises ValueError where they are not."""
+    found: dict[int, list[str]] = {}
+    for (cta, warp), marks in launch.marks.items():
+        events = [name for _, name in marks]
+        if found.setdefault(warp, events) != events:
+            raise ValueError(f"CTA {cta}, warp {warp} has the events {events}, others have {found[warp]}")
+    return [found[warp] for warp in sorted(found)]
+
+
 def _times(case: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Exposed microseconds, medians: without events, with them, and while IKET records."""
-    at_k = {other["program"]: other for other in cases if other["k"] == case["k"]}
+    same = (_engine(case), case["k"])
+    at_k = {other["program"]: other for other in cases if (_engine(other), other["k"]) == same}
     if missing := {"off", "events"} - set(at_k):
-        raise ValueError(f"K = {case['k']} was not timed with {' and '.join(sorted(missing))}")
+        raise ValueError(f"{same[0]}, K = {case['k']} was not timed with {' and '.join(sorted(missing))}")
     graph, eager = {}, {}
     for name, program in (("without", "off"), ("with", "events")):
         graph[name] = round(statistics.median(one["exposed_us"] for one in at_k[program]["graph_us"]), 3)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from oproj_lib.cost_model import CostModel
 from oproj_lib.iket_timeline import BARRIER, END, WAITS, Recording, recorded_steps, steps_timeline
+from oproj_lib.program import Program
 from oproj_lib.timeline import CYCLES, MODELLED_NS, PREVIOUS, Interval, Timeline
 
 
@@ -45,6 +46,8 @@ EVENTS: dict[str, Callable[[Sequence[Interval]], float | None]] = {
 """Where an event of ``kernels.events`` would be in a warp's modelled intervals."""
 OPTIONAL = ("receive_x",)
 """Only on the shared path."""
+BEFORE = "load_weight"
+"""The step before griddepcontrol.wait: what it takes is hidden as long as the previous kernel runs."""
 
 
 def modelled_steps(timeline: Timeline, ghz: float) -> Timeline:
@@ -75,11 +78,13 @@ def _marks(timeline: Timeline, warp: int) -> list[tuple[float, str]]:
 @dataclass(frozen=True)
 class Comparison:
     """The same configuration, modelled and recorded. Times in ns; ``released`` is the same in both: the model
-    takes from the recording when the previous kernel ends, and nothing else."""
+    takes from the recording when the previous kernel ends, and nothing else. program: what was modelled, the
+    recorded build without its events."""
 
     recording: Recording
     modelled: Timeline
     model: CostModel
+    program: Program
 
     @property
     def released(self) -> int:
@@ -101,21 +106,29 @@ class Comparison:
 
     @property
     def late_start(self) -> float:
-        """ns by which the kernel started later, at least, than the previous kernel, whose CTAs work for a time
-        that is known: 0 where the recording does not show it."""
-        facts = self.recording.facts
-        works = facts["predecessor_cycles"] / facts["clock_khz"] * 1e6
-        return max(0.0, works - self.released)
+        """The recording's: see there."""
+        return self.recording.late_start
+
+    @property
+    def lead(self) -> int:
+        """ns by which the last warp of the recorded grid had issued the loads of its weights before the wait was
+        over; negative: after it, so that loading was not hidden."""
+        return self.released - self.recording.grid[PREVIOUS][2]
 
     def statement(self) -> str:
-        """What differs, with numbers: the whole, the step that differs most, and whether the kernels overlapped."""
+        """What differs, with numbers: the whole, the step after the wait that differs most, loading before it, and
+        whether the kernels overlapped."""
         modelled, recorded = self.exposed
-        after = {step: pair for step, pair in self.durations().items() if step not in WAITS}
+        steps = self.durations()
+        after = {step: pair for step, pair in steps.items() if step not in (*WAITS, BEFORE)}
         step = max(after, key=lambda name: abs(after[name][0] - after[name][1]))
         text = (
             f"K = {self.recording.k}, M = {self.recording.batch}: from the end of the previous kernel to the last "
-            f"event {modelled:,.0f} ns modelled, {recorded:,.0f} ns recorded. The step that differs most is {step}, "
-            f"{after[step][0]:,.0f} ns modelled, {after[step][1]:,.0f} ns recorded (medians over warps)."
+            f"event {modelled:,.0f} ns modelled, {recorded:,.0f} ns recorded. After the wait, the step that differs "
+            f"most is {step}, {after[step][0]:,.0f} ns modelled, {after[step][1]:,.0f} ns recorded (medians over "
+            f"warps). Before it a warp issues the loads of its weights in {steps[BEFORE][0]:,.0f} ns modelled, "
+            f"{steps[BEFORE][1]:,.0f} ns recorded; the last warp had done so {abs(self.lead):,} ns "
+            f"{'before' if self.lead >= 0 else 'after'} the end of the previous kernel."
         )
         if self.late_start:
             text += (
@@ -155,4 +168,6 @@ def compare_steps(k: int) -> Comparison:
     settings: dict[str, Any] = {**recording.settings, "transport": recording.transport}
     engine = OprojProducer(k, **settings)
     traced = trace_engine(engine, target="sm_90a", batch=recording.batch)
-    return Comparison(recording, modelled_steps(traced.modelled(model), model.clock_ghz), model)
+    return Comparison(
+        recording, modelled_steps(traced.modelled(model), model.clock_ghz), model, traced.program
+    )

@@ -23,18 +23,36 @@ from oproj_lib import figures, vgpu
 from oproj_lib.bench import candidates, iket_run, stamped_kernels
 from oproj_lib.bench.measure import Graph
 from oproj_lib.figures.timeline import honest
-from oproj_lib.iket_timeline import DATA, median_launch, read_iket, record_iket, recorded_steps
-from oproj_lib.kernels.events import END, STEPS, OprojProducerEvents
+from oproj_lib.iket_timeline import (
+    DATA,
+    DRIVER_CARVEOUT,
+    WGMMA,
+    median_launch,
+    read_iket,
+    record_iket,
+    recorded_engines,
+    recorded_steps,
+)
+from oproj_lib.kernels.events import (
+    END,
+    LOADER_STEPS,
+    MULTIPLIER_STEPS,
+    STEPS,
+    OprojProducerEvents,
+    OprojWgmmaEvents,
+)
 from oproj_lib.kernels.producer import OprojProducer
+from oproj_lib.kernels.wgmma import OprojWgmma
 from oproj_lib.perfetto import chrome_trace, validate_chrome_trace
 from oproj_lib.problem import N, Problem
-from oproj_lib.program import Program, build_producer
+from oproj_lib.program import Program, build_producer, build_wgmma
+from oproj_lib.residency import CARVEOUTS_KIB, Needs, beside, needs_of
 from oproj_lib.step_comparison import Comparison, compare_steps, modelled_steps
-from oproj_lib.timeline import CYCLES, RECORDED_NS, Timeline
+from oproj_lib.timeline import CYCLES, PREVIOUS, RECORDED_NS, Timeline
 from oproj_lib.timeline_tables import waits_table
 
 K, BATCH = 768, 8
-RECORDED = {"date": "2026-11-29", "load_weight": 704, "exposed": 1536}
+RECORDED = {"date": "2026-11-30", "load_weight": 4416, "exposed": 1568}
 """Facts of the kept recording at K = 768, read off IKET's own JSON: ns, a median over warps and a whole."""
 EVENT = re.compile(r"^\s*pmevent\.mask (\d+);", re.MULTILINE)
 
@@ -85,6 +103,33 @@ def test_events_that_are_on(plain: Program, marked: Program) -> None:
     assert names[::-1] == expected
     assert marked.key != plain.key and marked.config["kernel"] != plain.config["kernel"]
     assert marked.dynamic_shared_bytes == plain.dynamic_shared_bytes
+
+
+class UnmarkedWgmma(OprojWgmmaEvents):
+    """Events in the source, but CuTe DSL is not told to keep them."""
+
+    compiler_options = ""
+
+
+def test_events_of_both_roles_of_the_wgmma_engine() -> None:
+    """An event that both roles have has one number."""
+    off, on, without = (
+        build_wgmma(
+            kind(K, transport="unicast:1"), target="sm_90a", batch=16, mailbox_slots=2, mailbox_tokens=16
+        )
+        for kind in (OprojWgmma, OprojWgmmaEvents, UnmarkedWgmma)
+    )
+    assert instructions(without) == instructions(off) and without.key != off.key
+    names = [name.replace("_", " ") for name in re.findall(r"__iket_evt_decl_(\w+?)_\d+_attrs", on.ptx)]
+    both = [*MULTIPLIER_STEPS, END, *LOADER_STEPS]
+    assert sorted(names) == sorted({name.replace("_", " ") for name in both})
+    numbers = [int(number) for number in EVENT.findall(on.ptx)]
+    assert len(numbers) == len(both) + 1 and len(set(numbers)) == len(names)  # both roles end
+    shared = [number for number in set(numbers) if numbers.count(number) == 2]
+    assert len(shared) == 2  # previous kernel, end
+    behind = EVENT.split("\n".join(instructions(on)))[2::2]  # what comes after each event
+    waits = [number for number, code in zip(numbers, behind, strict=True) if "griddepcontrol.wait;" in code]
+    assert len(waits) == 2 and waits[0] == waits[1] == shared[0]  # each role waits right after the same event
 
 
 # ---- IKET's JSON ----
@@ -220,8 +265,53 @@ def test_what_is_kept(session: tuple[Path, Path, Path], tmp_path: Path) -> None:
     ]  # fmt: skip
     with pytest.raises(ValueError, match="CTA 0 was not kept: choose from 3"):
         kept.timeline(0)
-    with pytest.raises(ValueError, match="k = 1536 was not recorded: choose from 768"):
+    with pytest.raises(
+        ValueError, match=r"k = 1536 was not recorded for producer: choose from 768 \(producer\)"
+    ):
         recorded_steps(1536, out)
+
+
+def test_warps_of_two_roles_are_kept(session: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Warp 0 loads, warp 1 multiplies: other events, the same in every CTA; several engines in one file."""
+    marks, plain, launches = session
+
+    def wgmma(file: Path, **changes: Any) -> None:
+        data = json.loads(file.read_text())
+        config = {"batch": 64, "budget": 4096, "transport": "unicast:1"}
+        more = [{**case, "engine": WGMMA, "config": config} for case in data["cases"]]
+        file.write_text(json.dumps({**data, "cases": [*data["cases"], *more]}))
+
+    def two_roles(launch: dict[tuple[int, int], list[tuple[int, int]]]) -> dict[Any, Any]:
+        return {place: [m for m in events if place[1] or m[1] != 2] for place, events in launch.items()}
+
+    wgmma(plain)
+    wgmma(launches)
+    loaders = [two_roles(tiny(last)) for last in (9992, 1224, 1192)]
+    marks.write_text(json.dumps(trace(tiny(9992), tiny(1224), tiny(1192), *loaders)))
+    out = record_iket(marks, plain, launches, tmp_path / "kept.json", ctas=(3,))
+    assert recorded_engines(out) == ("producer", WGMMA)
+    assert recorded_steps(768, out).settings == {"staged_blocks": 0, "rows": 1, "group_tiles": 0}
+    kept = recorded_steps(768, out, WGMMA)
+    assert (kept.batch, kept.settings, kept.released) == (64, {"budget": 4096}, 96)
+    assert [name for _, name in kept.warps[3][0]] == ["load_weight", "previous kernel", "end"]
+    assert [name for _, name in kept.warps[3][1]] == ["load_weight", "previous kernel", "route", "end"]
+    assert kept.overhead().startswith("wgmma, K = 768, M = 64: 2.00 us exposed")
+    assert {item.role for item in kept.timeline(3).intervals} == {"loader"}  # warps 0 to 3
+    picture = figures.recorded_launch(kept, cta=3)
+    assert (
+        picture.axes[0]
+        .get_title(loc="left")
+        .startswith("OprojWgmma, K = 768, M = 64: recorded on an NVIDIA X")
+    )
+    assert "Medians over the warps shown, ns: load_weight 32, previous kernel" in picture.alt
+    with pytest.raises(ValueError, match="start = 1: ns before the end"):
+        figures.recorded_launch(kept, cta=3, start=1)
+
+    loaders[1][3, 1] = loaders[1][3, 1][:-1]
+    loaders[2][3, 1] = loaders[2][3, 1][:-1]
+    marks.write_text(json.dumps(trace(tiny(9992), tiny(1224), tiny(1192), *loaders)))
+    with pytest.raises(ValueError, match=r"CTA 3, warp 1 has the events .*, others have \['load_weight'"):
+        record_iket(marks, plain, launches, out, ctas=(3,))
 
 
 def test_files_that_do_not_belong_together(session: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -231,7 +321,7 @@ def test_files_that_do_not_belong_together(session: tuple[Path, Path, Path], tmp
         record_iket(marks, plain, launches, out, ctas=(5,))
     with pytest.raises(ValueError, match=r"has 3 launches, .* speaks of 2: choose files of one run"):
         record_iket(marks, plain, plain_with(plain, [times("events", 2.5, [1])], tmp_path), out)
-    with pytest.raises(ValueError, match="K = 768 was not timed with off"):
+    with pytest.raises(ValueError, match="producer, K = 768 was not timed with off"):
         record_iket(marks, plain_with(plain, [times("events", 2.5, [1])], tmp_path), launches, out)
     assert not out.exists()
 
@@ -257,6 +347,14 @@ def test_the_recording_is_small_and_says_where_it_comes_from() -> None:
             timeline = kept.timeline(cta)
             assert timeline.clock == RECORDED_NS and len(timeline.lanes) == 16
             assert all(item.duration >= 0 for item in timeline.intervals)
+
+
+def test_the_driver_s_own_carveout_makes_the_big_kernel_late() -> None:
+    """The previous kernel works for 8 us; 100 KB of shared memory (K = 1536) found no room beside it."""
+    small, big = (recorded_steps(k, DRIVER_CARVEOUT) for k in (768, 1536))
+    assert small.facts["carveout"] is None and small.late_start == 0
+    assert big.released == 3296 and big.late_start == 8000 - 3296 and big.late_end == 0
+    assert (recorded_steps(1536).late_start, recorded_steps(1536).late_end) == (0, 11136 - 8000)
 
 
 def test_a_recorded_timeline_goes_where_a_modelled_one_goes() -> None:
@@ -288,14 +386,55 @@ def test_the_model_has_the_same_steps(comparison: Comparison) -> None:
 
 
 def test_what_differs_is_said_with_numbers(comparison: Comparison) -> None:
-    """The model lets any number of loads be on their way, a GPU does not: issuing them takes a warp longer."""
+    """Steps after the wait are what a layer waits for. Before it, the model lets any number of loads be on their way
+    and a GPU does not, which is said apart: it costs nothing while the previous kernel runs."""
     modelled, recorded = comparison.durations()["load_weight"]
     assert recorded > 10 * modelled
-    found = f"load_weight, {modelled:,.0f} ns modelled, {RECORDED['load_weight']} ns recorded"
-    assert found in comparison.statement()
-    assert "started at least" not in comparison.statement()
+    said = comparison.statement()
+    assert f"{modelled:,.0f} ns modelled, {RECORDED['load_weight']:,} ns recorded; the last warp" in said
+    assert "had done so 2,528 ns before the end of the previous kernel." in said  # 8576 - 6048
+    assert "the step that differs most is route, 7 ns modelled, 160 ns recorded" in said
+    assert "started at least" not in said
     late = replace(comparison, recording=replace(comparison.recording, released=3296))
+    assert "had done so 2,752 ns after the end of the previous kernel." in late.statement()  # 3296 - 6048
     assert "on the GPU this kernel started at least 4,704 ns after it" in late.statement()  # 8000 - 3296
+
+
+def test_the_page_says_what_was_recorded() -> None:
+    """docs/in_kernel_timelines.md: each number is that of the kept recordings."""
+    page = " ".join((DATA.parents[2] / "docs" / "in_kernel_timelines.md").read_text(encoding="utf-8").split())
+    kept = [recorded_steps(k, engine=engine) for engine in ("producer", WGMMA) for k in (768, 1536)]
+    for k in (768, 1536):
+        assert compare_steps(k).statement() in page
+    for row, (kind, which) in {
+        "CUDA graph, no events": ("graph_us", "without"),
+        "CUDA graph, events, no tool": ("graph_us", "with"),
+        "single launches, no events": ("eager_us", "without"),
+        "single launches, events, no tool": ("eager_us", "with"),
+        "single launches, IKET records": ("eager_us", "recording"),
+    }.items():
+        assert f"| {row} | {' | '.join(f'{one.times[kind][which]:.2f}' for one in kept)} |" in page
+    for one in kept[2:]:
+        whole = one.grid[END][2] - one.released
+        steps = " | ".join(f"{time:,}" for step, time in one.durations.items() if step != PREVIOUS)
+        assert f"| {one.k} | {steps} | {whole:,} |" in page
+    before = {k: recorded_steps(k, DRIVER_CARVEOUT) for k in (768, 1536)}
+    for one in kept[:2]:
+        earlier = before[one.k]
+        row = " | ".join(
+            f"{old.times['graph_us']['without']:.2f} | {old.durations['load_weight']:,} | {old.late_start:,.0f}"
+            for old in (earlier, one)
+        )
+        assert f"| {one.k} | {row} |" in page
+    assert f"{kept[1].late_end:,.0f} ns, at K = 768 {kept[0].late_end:,.0f}" in page
+    big = needs_of(compare_steps(1536).program, "K = 1536")
+    assert big.shared_bytes == 98.5 * 1024 and "98.5 KiB of shared memory" in page
+    previous = Needs("previous kernel", 128, 32)
+    assert [kib for kib in CARVEOUTS_KIB if beside(previous, big, kib).fits] == [132, 164, 196, 228]
+    timelines = compare_steps(768).modelled, kept[0].timeline(0)
+    ends = [[item.end for item in line.intervals if item.what == "multiply"] for line in timelines]
+    spread = [max(times) - min(times) for times in ends]
+    assert f"within {spread[0]:,.0f} ns of each other, on the GPU within {spread[1]:,.0f}" in page
 
 
 def test_both_timelines_side_by_side(comparison: Comparison) -> None:
@@ -366,6 +505,7 @@ class Instant(Graph):
 @pytest.fixture
 def no_streams(monkeypatch: pytest.MonkeyPatch, plain: Program, marked: Program) -> Iterator[None]:
     programs = {OprojProducer: plain, OprojProducerEvents: marked}
+    monkeypatch.setattr(iket_run, "SUBJECTS", iket_run.SUBJECTS[:1])
     monkeypatch.setattr(iket_run, "build", lambda engine, target, batch: programs[type(engine)])
     monkeypatch.setattr(iket_run, "capture", lambda launch, count: Instant(launch.__name__, count))
     monkeypatch.setattr(iket_run, "smi", lambda index: {"driver_version": "1.2.3"})
@@ -407,3 +547,7 @@ def test_the_command_line_records(session: tuple[Path, Path, Path], tmp_path: Pa
     words = ["record", str(plain.parent), str(marks), "--data", str(tmp_path / "kept.json")]
     assert iket_run.main(words) == 2 and "CTA 55 has no events" in capsys.readouterr().err
     assert iket_run.main([*words[:2], str(tmp_path / "none.json"), *words[3:]]) == 2
+    capsys.readouterr()
+    assert iket_run.main(["times", str(tmp_path), "--engines", "wgmma,umma"]) == 2
+    assert "'umma' has no events; choose from producer, wgmma" in capsys.readouterr().err
+    assert [one.batch for one in iket_run.subjects("wgmma,producer")] == [64, 8]

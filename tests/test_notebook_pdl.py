@@ -3,67 +3,59 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import nbformat
-import papermill
 import pytest
-from notebook_checks import check_committed, results
-
-from oproj_lib.notebooks import NotebookRun, declared_parameters, run_notebook
+from notebook_checks import (
+    Runs,
+    check_committed,
+    check_declared,
+    check_pictures,
+    check_shown,
+    numbered,
+    results,
+)
 
 pytestmark = pytest.mark.xdist_group("notebook_pdl")  # one worker runs the notebook once for all tests
 NAME = "10"  # as test_notebooks.py looks for it: "10"
-NOTEBOOK = next((Path(__file__).parents[1] / "notebooks").glob(f"{NAME}_*.ipynb"))
+NOTEBOOK = numbered(NAME)
 CHANGED: dict[str, Any] = {
     "target": "sm_100a", "ranks": 8, "batch": 9, "staged_blocks": 6, "schedule": 5, "work": 40, "preload": 12,
     "predecessor_threads": 256, "predecessor_registers": 64, "carveout_kib": 228, "predecessor_us": 3.0,
     "trigger_us": 1.0, "rest_us": 2.0, "solutions": True,
 }  # fmt: skip
-PICTURES = 9
-
-
-@pytest.fixture(scope="module")
-def usual(tmp_path_factory: pytest.TempPathFactory) -> NotebookRun:
-    """The notebook with its own values."""
-    return run_notebook(NOTEBOOK, output_dir=tmp_path_factory.mktemp("pdl"), name="usual")
+PICTURES = 10
 
 
 def test_it_is_committed_as_it_should_be() -> None:
     code = check_committed(NOTEBOOK)
     assert sum("assert" in source for source in code) >= 12
-    declared = declared_parameters(NOTEBOOK)
-    assert declared.keys() == papermill.inspect_notebook(NOTEBOOK).keys()
-    assert declared.keys() - {"device"} == CHANGED.keys()
+    check_declared(NOTEBOOK, CHANGED)
     title = nbformat.read(NOTEBOOK, as_version=4).cells[0].source
     assert "modelled" in title and "recorded" in title
 
 
-def check_pictures(run: NotebookRun) -> None:
-    shown = re.findall(r'<img alt="([^"]*)"', run.html.read_text(encoding="utf-8"))
-    assert len(shown) == PICTURES and all(len(alt) > 80 for alt in shown)
-
-
-def test_with_its_own_values(usual: NotebookRun) -> None:
-    assert usual.seconds < 120  # 15 on two idle cores; a runner may be busy
-    check_pictures(usual)
-    shown = results(usual)
+def test_with_its_own_values(runs: Runs) -> None:
+    run = runs(NOTEBOOK)
+    assert run.seconds < 120  # 15 on two idle cores; a runner may be busy
+    check_pictures(run, PICTURES)
+    shown = results(run)
     assert "no PDL                37 steps exposed" in shown["pair-check"]
     assert "weight loads to registers below the wait: 0 and 12" in shown["sass-check"]
     assert "0 of 12 16-byte LDG weight loads stand before ACQBULK" in shown["sass-check"]
-    assert "started at least 4,704 ns after it" in shown["steps-check"]
+    assert "started at least 4,704 ns after the predecessor" in shown["late-check"]
     assert "the consumer starts before the predecessor has ended" in shown["real-check"]
     assert "2.58 us of weights, 2.58 hidden; 1.75 us exposed" in shown["model-check"]
+    assert "torch.mm exposes 3.8 (spin) and 1.4 (read) times as much" in shown["reading-check"]
     for name in ("order-steps", "registers-left", "exposed-ns"):
         assert "not tried yet" in shown[f"exercise-{name}-check"]
 
 
 @pytest.mark.exhaustive
-def test_every_parameter_shows(usual: NotebookRun, tmp_path: Path) -> None:
-    run = run_notebook(NOTEBOOK, CHANGED, output_dir=tmp_path)
-    check_pictures(run)
-    before, after = results(usual), results(run)
+def test_every_parameter_shows(runs: Runs) -> None:
+    usual, changed = runs(NOTEBOOK), runs(NOTEBOOK, CHANGED)
+    check_pictures(changed, PICTURES)
     says = {
         "target": ("setup", "sm_100a (Blackwell)"),
         "ranks": ("recorded-picture", "K = 1536"),
@@ -82,9 +74,9 @@ def test_every_parameter_shows(usual: NotebookRun, tmp_path: Path) -> None:
         "rest_us": ("model-picture", "past its wait 6.62, ends 8.62"),
         "solutions": ("exercise-order-steps-check", "order_steps: right. (the solution)"),
     }
-    for parameter, (cell, text) in says.items():
-        assert text in after[cell] and text not in before[cell], parameter
+    check_shown(usual, changed, says)
     ends = [
-        re.search(r"predecessor starts 0, triggers \d+, ends (\d+)", r["pair-run"]) for r in (before, after)
+        re.search(r"predecessor starts 0, triggers \d+, ends (\d+)", results(run)["pair-run"])
+        for run in (usual, changed)
     ]
     assert ends[0] and ends[1] and int(ends[1][1]) > int(ends[0][1])  # work

@@ -4,10 +4,11 @@ text."""
 from __future__ import annotations
 
 from oproj_lib.figures.attnres import code_places, eps_placement, poll_traffic, softmax_shares
-from oproj_lib.figures.banks import bank_map, padding_sweep, wavefront_bars
+from oproj_lib.figures.banks import bank_map, conflict_cycles, padding_sweep, wavefront_bars
 from oproj_lib.figures.errors import rounding_staircase
 from oproj_lib.figures.fragments import k_permutation, lane_loads, operand_maps
 from oproj_lib.figures.mailboxes import (
+    exposed_exchanges,
     generation_calendar,
     mailbox_map,
     recorded_exchanges,
@@ -26,7 +27,7 @@ from oproj_lib.figures.pdl import (
 )
 from oproj_lib.figures.ranks import rank_timeline
 from oproj_lib.figures.roofline import exposed_times, roofline_plot, time_floors
-from oproj_lib.figures.steps import modelled_and_recorded
+from oproj_lib.figures.steps import modelled_and_recorded, recorded_launch
 from oproj_lib.figures.stream import instruction_stream
 from oproj_lib.figures.style import Picture
 from oproj_lib.figures.sums import alignment, order_histogram, sum_tree
@@ -45,11 +46,13 @@ __all__ = [
     "bf16_rounding",
     "chain_timelines",
     "code_places",
+    "conflict_cycles",
     "descriptor_bits",
     "eps_placement",
     "exposed",
     "exposed_by_stages",
     "exposed_by_trigger",
+    "exposed_exchanges",
     "exposed_times",
     "gantt",
     "generation_calendar",
@@ -72,6 +75,7 @@ __all__ = [
     "rank_timeline",
     "reach_map",
     "recorded_exchanges",
+    "recorded_launch",
     "ring_occupancy",
     "roofline_plot",
     "rounding_by_size",
