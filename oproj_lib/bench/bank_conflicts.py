@@ -348,7 +348,7 @@ def cycles_by_name(measured: BankConflicts) -> dict[str, tuple[float, float, flo
     found = {case.name: measured.of(case) for case in cases()}
     if missing := [name for name, one in found.items() if one is None]:
         raise ValueError(
-            f"this session did not measure {', '.join(missing)} as it is defined now: measure again"
+            f"the measurement did not measure {', '.join(missing)} as it is defined now: measure again"
         )
     return {name: (one.median, one.q1, one.q3) for name, one in found.items() if one}
 
