@@ -21,6 +21,7 @@ from typing import Any
 from oproj_lib.measured_exchange import exchange_markdown, read_exchange
 from oproj_lib.measured_exchange import recorded as recorded_exchange
 from oproj_lib.provenance import Provenance, read_provenance
+from oproj_lib.ranks.failures import Ended, Outcome
 from oproj_lib.recorded import DATA
 
 SCHEMA = "oproj_lib check of ranks 1"
@@ -62,24 +63,6 @@ class CheckedPlan:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a rank's process ended. code: negative for a signal; said: its last line, empty where nothing was wrong."""
-
-    code: int
-    seconds: float
-    said: str
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A case of ``ranks.failures``. ended: rank 0, rank 1; wrong: what did not come as it must."""
-
-    case: str
-    ended: tuple[Ended, ...]
-    wrong: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class RanksCheck:
     """A recorded session. provenance: its command is the check's."""
 
@@ -87,7 +70,7 @@ class RanksCheck:
     ranks: int
     plans: tuple[CheckedPlan, ...]
     failures_command: str
-    failures: tuple[Failure, ...]
+    failures: tuple[Outcome, ...]
 
     def of(self, engine: str, k: int) -> tuple[CheckedPlan, ...]:
         """The plans of an engine and a K."""
@@ -165,11 +148,15 @@ def read_check(path: Path = FILE) -> RanksCheck:
             tuple(CheckedPlan(**{**plan, "batches": tuple(plan["batches"])}) for plan in data["plans"]),
             data["failures_command"],
             tuple(
-                Failure(one["case"], tuple(Ended(**ended) for ended in one["ended"]), tuple(one["wrong"]))
+                Outcome(
+                    one["case"],
+                    (Ended(**one["ended"][0]), Ended(**one["ended"][1])),
+                    tuple(one["wrong"]),
+                )
                 for one in data["failures"]
             ),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path.name} does not have this version's fields: {error}") from error
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from rich.table import Table
 
+from oproj_lib.bench.alternatives import MM_ATTNRES
+from oproj_lib.bench.consumers import EXCHANGES
 from oproj_lib.bench.measure import copies_needed
 from oproj_lib.bench.results import HardwareBench, Row
 from oproj_lib.layouts.fragments import MMA_TOKENS
@@ -22,9 +24,6 @@ from oproj_lib.recorded import DATA, recorded_bench
 from oproj_lib.residency import Needs
 
 BLAS = "torch.mm"
-EXCHANGES = ("reduce", "attnres")
-"""Consumers whose candidates are projection and consumer together (`bench.consumers`)."""
-MM_ATTNRES = "torch.mm, then compiled AttnRes"
 CONSUMER_FILES = {"reduce": "bench_reduce_h200.json", "attnres": "bench_attnres_h200.json"}
 READING_FILE = "bench_read_h200.json"
 ENGINES = ("producer", "direct", "wgmma")
@@ -100,7 +99,12 @@ def beside(bench: HardwareBench, k: int, batch: int) -> Row:
 
     Raises ValueError where the session lacks it.
     """
-    return at(bench, k, batch, MM_ATTNRES if bench.consumer == "attnres" else BLAS)
+    return at(bench, k, batch, beside_name(bench))
+
+
+def beside_name(bench: HardwareBench) -> str:
+    """The name of `beside`'s rows."""
+    return MM_ATTNRES if bench.consumer == "attnres" else BLAS
 
 
 def ratio(bench: HardwareBench, k: int, batch: int) -> float:
@@ -178,8 +182,7 @@ def comparison_table(bench: HardwareBench) -> Table:
         title=f"what a layer waits, {bench.chain}; recorded",
         caption=f"{bench.provenance.title}; microseconds, medians, in brackets the quartiles; all from one session",
     )
-    instead = MM_ATTNRES if bench.consumer == "attnres" else BLAS
-    for name in ("K", "M", "ours", "a layer waits", instead, "ratio", "alone", "the other alone"):
+    for name in ("K", "M", "ours", "a layer waits", beside_name(bench), "ratio", "alone", "the other alone"):
         table.add_column(name, justify="left" if name == "ours" else "right")
     for k in sorted({job.k for job in bench.jobs}):
         for batch in bench.batches(k):
@@ -220,13 +223,18 @@ def predecessor_table(sessions: Mapping[str, HardwareBench], k: int) -> Table:
     table.add_column("projection")
     for name in sessions:
         table.add_column(f"predecessor {name}", justify="right")
-    for batch in sorted(set.intersection(*(set(bench.batches(k)) for bench in sessions.values()))):
+    for batch in common_batches(sessions, k):
         for name in (*ENGINES, BLAS):
             rows = [bench.best(k, batch, name) for bench in sessions.values()]
             if all(rows):
                 table.add_row(str(batch), name, *(_with_settings(row) for row in rows if row))
         table.add_section()
     return table
+
+
+def common_batches(sessions: Mapping[str, HardwareBench], k: int) -> list[int]:
+    """Tokens that all sessions measured at K, ascending."""
+    return sorted(set.intersection(*(set(bench.batches(k)) for bench in sessions.values())))
 
 
 def _with_settings(row: Row) -> str:
@@ -243,7 +251,7 @@ def predecessor_markdown(sessions: Mapping[str, HardwareBench]) -> str:
     ]
     first = next(iter(sessions.values()))
     for k in sorted({job.k for job in first.jobs}):
-        for batch in sorted(set.intersection(*(set(bench.batches(k)) for bench in sessions.values()))):
+        for batch in common_batches(sessions, k):
             cells = []
             for bench in sessions.values():
                 found = [row for name in ENGINES if (row := bench.best(k, batch, name))]
@@ -262,9 +270,8 @@ def recorded_predecessors() -> dict[str, HardwareBench]:
 
 def results_markdown(bench: HardwareBench) -> str:
     """The table of docs/latency.md: our pick beside torch.mm at every size, exposed."""
-    instead = MM_ATTNRES if bench.consumer == "attnres" else BLAS
     lines = [
-        f"| K | M | projection | exposed | {instead} | ratio |",
+        f"| K | M | projection | exposed | {beside_name(bench)} | ratio |",
         "| ---: | ---: | --- | ---: | ---: | ---: |",
     ]
     for k in sorted({job.k for job in bench.jobs}):

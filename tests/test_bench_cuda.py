@@ -517,11 +517,11 @@ def test_an_alternative_that_fails_is_reported(graphs: None, monkeypatch: pytest
 
 
 def test_sizes_that_a_bundle_does_not_have() -> None:
-    assert candidates.jobs_of(BUNDLE, [768, 1536], None) == [PROBLEM]
+    assert hardware.problems(BUNDLE, [768, 1536], None, "next") == [PROBLEM]
     with pytest.raises(
         ValueError, match=r"no timed program for K in \[1536\] .* the bundle has K = 768 M = 1"
     ):
-        candidates.jobs_of(BUNDLE, [1536], [1])
+        hardware.problems(BUNDLE, [1536], [1], "next")
 
 
 # ---- data files ----

@@ -132,12 +132,19 @@ def program_candidates(bundle: Bundle, job: Job) -> list[Candidate]:
     ]
 
 
-def jobs_of(bundle: Bundle, ks: Sequence[int], batches: Sequence[int] | None) -> list[Problem]:
-    """The (K, M) of a bundle's timed programs that were asked for. Raises ValueError where there is none."""
-    there = {(entry.ranks, entry.batch) for entry in bundle.timed()}
-    problems = [Problem(ranks, batch) for ranks, batch in sorted(there, reverse=False)]
-    found = [p for p in problems if p.k in ks and (batches is None or p.batch in batches)]
+def timed_problems(bundle: Bundle) -> list[Problem]:
+    """The (K, M) of a bundle's timed programs, each once."""
+    sizes = {(entry.ranks, entry.batch) for entry in bundle.timed()}
+    return [Problem(ranks, batch) for ranks, batch in sorted(sizes)]
+
+
+def asked_for(
+    there: Sequence[Problem], ks: Sequence[int], batches: Sequence[int] | None, what: str
+) -> list[Problem]:
+    """Those of the (K, M) of a bundle that were asked for; batches: None for all. Raises ValueError where there is
+    none; what: a name for the error, "timed program"."""
+    found = [p for p in there if p.k in ks and (batches is None or p.batch in batches)]
     if not found:
-        have = ", ".join(f"K = {p.k} M = {p.batch}" for p in problems)
-        raise ValueError(f"no timed program for K in {list(ks)} and M in {batches}; the bundle has {have}")
+        have = ", ".join(f"K = {p.k} M = {p.batch}" for p in there)
+        raise ValueError(f"no {what} for K in {list(ks)} and M in {batches}; the bundle has {have}")
     return found

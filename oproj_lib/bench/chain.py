@@ -28,12 +28,13 @@ from oproj_lib.bench.candidates import SOURCES, Candidate, Job
 from oproj_lib.bench.measure import SAMPLE_BYTES, Graph, capture
 from oproj_lib.devices.cuda import Function, Gpu
 from oproj_lib.problem import N
+from oproj_lib.ranks import plan
 
 PREDECESSOR_US = 8.0
 PREDECESSORS = ("spin", "read")
 READ_ROUNDS = 4
 """Of 132 x 512 threads with 8 loads of 16 bytes: 34.6 MB, 8.5 us on an H200."""
-CONSUMERS = ("next", "copy", "reduce", "attnres")
+CONSUMERS = ("next", "copy", *plan.CONSUMERS)
 
 
 class Chain:

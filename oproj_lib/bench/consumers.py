@@ -33,10 +33,10 @@ from oproj_lib.problem import HIDDEN_K, TOLERANCE, N, Problem
 from oproj_lib.ranks import programs, verdict
 from oproj_lib.ranks.gpu_rank import CONSTANTS, first_rows, new_mailbox, new_state, table_of
 from oproj_lib.ranks.memory import bind
-from oproj_lib.ranks.plan import Plan
+from oproj_lib.ranks.plan import CONSUMERS, Plan
 
 FOLDER = "consumers"
-EXCHANGES = ("reduce", "attnres")
+EXCHANGES = CONSUMERS
 """Consumers that have programs of their own in a bundle."""
 POISON = float("nan")
 SETTINGS = {"producer": ("staged_blocks", "rows", "group_tiles"), "direct": ("staged_blocks", "rows")}

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from oproj_lib.bench import alternatives
-from oproj_lib.bench.candidates import SOURCES, Candidate, Job, jobs_of, make_job, program_candidates
+from oproj_lib.bench.candidates import (
+    SOURCES,
+    Candidate,
+    Job,
+    asked_for,
+    make_job,
+    program_candidates,
+    timed_problems,
+)
 from oproj_lib.bench.chain import CONSUMERS, PREDECESSORS, Chain
 from oproj_lib.bench.consumers import EXCHANGES, Judged, exchange_candidates, problems_in
 from oproj_lib.bench.measure import Ceilings, Graph, capture, check_output, summarise
@@ -111,16 +119,9 @@ def problems(
 ) -> list[Problem]:
     """The sizes that a bundle has for a consumer and that were asked for. Raises ValueError where there is none,
     FileNotFoundError where the bundle has no programs with the consumer."""
-    if consumer not in EXCHANGES:
-        return jobs_of(bundle, ks, batches)
-    there = problems_in(bundle, consumer)
-    found = [p for p in there if p.k in ks and (batches is None or p.batch in batches)]
-    if not found:
-        have = ", ".join(f"K = {p.k} M = {p.batch}" for p in there)
-        raise ValueError(
-            f"no chain with {consumer} for K in {list(ks)} and M in {batches}; the bundle has {have}"
-        )
-    return found
+    if consumer in EXCHANGES:
+        return asked_for(problems_in(bundle, consumer), ks, batches, f"chain with {consumer}")
+    return asked_for(timed_problems(bundle), ks, batches, "timed program")
 
 
 def prepare(candidate: Candidate, chain: Chain, repetitions: int) -> Timed:

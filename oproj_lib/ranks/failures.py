@@ -43,7 +43,8 @@ COMMAND = (sys.executable, "-m", "oproj_lib", "ranks", "--device", "cuda", "--en
 
 @dataclass(frozen=True)
 class Ended:
-    """A process that has ended. seconds: from its start, or from the kill where one was killed."""
+    """A process that has ended. code: negative for a signal; seconds: from its start, or from the kill where one was
+    killed; said: its last line."""
 
     code: int
     seconds: float
@@ -52,7 +53,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A case. wrong: what did not come as it must; empty if all did."""
+    """A case. ended: rank 0, rank 1; wrong: what did not come as it must, empty if all did."""
 
     case: str
     ended: tuple[Ended, Ended]
